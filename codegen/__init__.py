@@ -1,0 +1,1 @@
+"""Plan to files: stage modules, the plan folder, and pictures of it."""

@@ -1,0 +1,1 @@
+"""Catalogue of GPU kinds and links."""

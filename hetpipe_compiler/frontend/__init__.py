@@ -1,0 +1,1 @@
+"""From model.py to one captured fx graph."""

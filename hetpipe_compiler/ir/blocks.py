@@ -1,0 +1,92 @@
+"""The planner's view of a model: a chain of blocks with costs, the values between them, and what stays in memory.
+
+The passes up to `coarsen` make it from an fx graph; a profiled graph file makes it directly. Everything after (partition,
+concurrency, simulation) reads nothing else, so plans can be made without a model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A run of atomic components that is never cut.
+
+    Attributes:
+        name: The module path that most of it belongs to, for people.
+        nodes: Names of its fx nodes (or ids of a profiled graph), in execution order.
+    """
+
+    name: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CrossingValue:
+    """Something that block ``producer`` makes and later blocks read, for one minibatch.
+
+    A value counts once for each stage that reads it, however many of its blocks do.
+
+    Attributes:
+        name: fx node name, or a parameter's name where the value of a shared parameter travels.
+        producer: Index of the block that makes it.
+        consumers: Indices of the blocks that read it, ascending, all greater than ``producer``.
+        forward_bytes: Bytes sent in the forward pass.
+        backward_bytes: Bytes of its gradient; 0 where none flows.
+    """
+
+    name: str
+    producer: int
+    consumers: tuple[int, ...]
+    forward_bytes: int
+    backward_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SharedBytes:
+    """Bytes that a stage holds once if it holds any of ``blocks`` (ascending indices)."""
+
+    name: str
+    bytes: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class BlockChain:
+    """A model as a chain of blocks in topological order; a stage is an interval of it.
+
+    Attributes:
+        name: The model's name.
+        batch_size: Samples in one minibatch.
+        blocks: In execution order; the loss is in the last.
+        forward_ms: Per device kind, an array over blocks: milliseconds of one minibatch.
+        backward_ms: The same for the backward pass.
+        measured: Whether the times come from a measured profile (else a roofline estimate).
+        values: What crosses when the chain is cut.
+        parameters: Trainable parameter bytes (a tied parameter: one entry with its owner's block, and a value that carries
+            it to the others).
+        frozen: Bytes of frozen parameters, buffers and constants: resident once, no gradient, no versions.
+        saved: Storages that autograd keeps from a forward until its backward, per minibatch in flight.
+        optimizer_factor: Bytes of optimizer state per byte of trainable parameter.
+    """
+
+    name: str
+    batch_size: int
+    blocks: tuple[Block, ...]
+    forward_ms: dict[str, FloatArray]
+    backward_ms: dict[str, FloatArray]
+    measured: bool
+    values: tuple[CrossingValue, ...]
+    parameters: tuple[SharedBytes, ...]
+    frozen: tuple[SharedBytes, ...]
+    saved: tuple[SharedBytes, ...]
+    optimizer_factor: float
+
+    def __len__(self) -> int:
+        return len(self.blocks)

@@ -1,0 +1,212 @@
+"""The plan: what hetpipe-compile decides, and all that hetpipe-inspect and hetpipe-run need to know. Written as ``plan.json``.
+
+Stages and virtual workers count from 0. Milliseconds are for one minibatch; bytes are bytes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hetpipe_compiler.errors import ArtifactError
+
+PLAN_VERSION = 1
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Port(_Model):
+    """A value at a stage's border.
+
+    Attributes:
+        name: Its name in the stage modules (an fx node's name; for a shared parameter, a name made from it).
+        kind: ``tensor``, ``parameter`` (the value of a shared parameter, sent by its owner) or ``scalar`` (int, float or bool,
+            which rides in the message's header).
+        source: Stage that makes it. The batch itself is made by stage 0.
+        shape: For tensors; a string is a size that may differ from batch to batch.
+        dtype: Torch's name without ``torch.``, or ``int``/``float``/``bool`` for a scalar.
+        requires_grad: Whether a gradient comes back.
+        bytes: For the example batch.
+    """
+
+    name: str
+    kind: Literal["tensor", "parameter", "scalar"]
+    source: int
+    shape: tuple[int | str, ...]
+    dtype: str
+    requires_grad: bool
+    bytes: int
+
+
+class Tensor(_Model):
+    """A parameter or buffer of the model, under the first name that the model gives it.
+
+    Attributes:
+        aliases: The model's other names for it (tied weights).
+        mutated: For buffers: whether the forward pass changes it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    trainable: bool = False
+    persistent: bool = True
+    mutated: bool = False
+    aliases: tuple[str, ...] = ()
+    bytes: int
+
+
+class Stage(_Model):
+    """One stage of one virtual worker.
+
+    Attributes:
+        nodes: fx nodes (or ids of a profiled graph) it runs, in order.
+        blocks: Half-open interval of the block chain.
+        module: Path of its Python file in the plan folder, and of the class in it; None in a plan made from a profiled graph.
+        stage_ms: What the partitioner balances: forward + backward + receiving activations and gradients.
+        memory_bytes: ``total`` and ``capacity`` of the device, and the parts that make up the total.
+        receives_bytes: Activations and gradients received per minibatch.
+        in_flight: w_s, minibatches between F and B on this stage.
+        inputs: Ports it receives, in the order of the module's arguments (stage 0: the batch's tensors come first, with source 0).
+        outputs: Ports it makes for later stages, in the order of what the module returns (the last stage's loss comes last).
+        sends: Later stage -> names sent there straight away after a forward.
+        parameters, buffers: Names (of `Plan.parameters` and `Plan.buffers`) that live here.
+    """
+
+    index: int
+    device: str
+    kind: str
+    nodes: tuple[str, ...]
+    blocks: tuple[int, int]
+    module: str | None = None
+    forward_ms: float
+    backward_ms: float
+    stage_ms: float
+    measured: bool
+    share: float
+    memory_bytes: dict[str, int]
+    receives_bytes: int
+    sends_bytes: dict[int, int] = Field(default_factory=dict)
+    in_flight: int
+    inputs: tuple[Port, ...] = ()
+    outputs: tuple[Port, ...] = ()
+    sends: dict[int, tuple[str, ...]] = Field(default_factory=dict)
+    parameters: tuple[str, ...] = ()
+    buffers: tuple[str, ...] = ()
+    link_from_previous: str | None = None
+
+
+class VirtualWorker(_Model):
+    """A pipeline of stages. ``bottleneck_stage``: index of the stage with the largest ``stage_ms``."""
+
+    index: int
+    nm: int
+    bottleneck_ms: float
+    bottleneck_stage: int
+    lower_bound_ms: float
+    samples_per_s: float
+    stages: tuple[Stage, ...]
+
+
+class Server(_Model):
+    """The parameter server process of a node: which parameters it holds, and the host memory it needs."""
+
+    node: str
+    parameters: tuple[str, ...]
+    memory_bytes: int
+
+
+class DataParallel(_Model):
+    """What plain data parallelism (synchronous, ring all-reduce) would reach on the same cluster.
+
+    Attributes:
+        devices_that_fit: Ids of the devices that can hold the whole model with one minibatch.
+        devices: Devices in the cluster.
+        samples_per_s: Predicted, using only those that fit; 0.0 if none does.
+    """
+
+    devices_that_fit: tuple[str, ...]
+    devices: int
+    samples_per_s: float
+
+
+class WorkloadRef(_Model):
+    """Where the model comes from: the copy of model.py in the plan folder, and its ``--set`` values."""
+
+    path: str
+    settings: dict[str, Any]
+    digest: str
+
+
+class Plan(_Model):
+    """Everything decided at compile time.
+
+    Attributes:
+        dynamic_batch: Whether other batch sizes than the example's run; ``dynamic_batch_note`` says why not.
+        update_scale: Factor that the servers apply to a pushed update (1/N by default).
+        loss: Name of the loss among the last stage's outputs.
+        weights: Whether the folder holds initial weights.
+        cluster: The cluster file's content; ``cluster_digest`` its digest.
+        predicted: ``roofline`` or ``profile``: where the times come from.
+    """
+
+    format: Literal["hetpipe-plan"] = "hetpipe-plan"
+    version: int = PLAN_VERSION
+    name: str
+    batch_size: int
+    dynamic_batch: bool = True
+    dynamic_batch_note: str | None = None
+    samples_per_s: float
+    policy: str
+    nm: int
+    staleness: int
+    placement: str
+    update_scale: float
+    predicted: str = "roofline"
+    loss: str | None = None
+    weights: bool = False
+    seed: int = 0
+    workload: WorkloadRef | None = None
+    cluster: dict[str, Any]
+    cluster_digest: str
+    unused_devices: tuple[str, ...]
+    virtual_workers: tuple[VirtualWorker, ...]
+    servers: tuple[Server, ...]
+    data_parallel: DataParallel
+    parameters: tuple[Tensor, ...] = ()
+    buffers: tuple[Tensor, ...] = ()
+    constants: tuple[Tensor, ...] = ()
+
+    def to_json(self) -> str:
+        """Stable text: the same plan gives the same bytes."""
+        return self.model_dump_json(indent=1) + "\n"
+
+    @classmethod
+    def load(cls, folder: Path) -> Plan:
+        """Read ``folder/plan.json``; raises `ArtifactError` HP401-HP403."""
+        path = folder / "plan.json"
+        if not path.is_file():
+            raise ArtifactError(
+                "HP401",
+                "no plan.json here",
+                where=str(folder),
+                hint="make one: hetpipe-compile model.py --cluster c.yaml -o DIR",
+            )
+        try:
+            plan = cls.model_validate_json(path.read_text())
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            raise ArtifactError("HP402", f"{place}: {first['msg']}", where=str(path), hint="compile again") from None
+        if plan.version != PLAN_VERSION:
+            raise ArtifactError(
+                "HP403",
+                f"plan version {plan.version}, this release reads {PLAN_VERSION}",
+                where=str(path),
+                hint="compile again",
+            )
+        return plan

@@ -1,0 +1,1 @@
+"""The compiler's passes: one idea a file, each with a test of the same name."""

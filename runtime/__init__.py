@@ -1,0 +1,1 @@
+"""Plan folder to training."""
