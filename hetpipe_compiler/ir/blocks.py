@@ -74,6 +74,8 @@ class BlockChain:
         frozen: Bytes of frozen parameters, buffers and constants: resident once, no gradient, no versions.
         saved: Storages that autograd keeps from a forward until its backward, per minibatch in flight.
         optimizer_factor: Bytes of optimizer state per byte of trainable parameter.
+        resident: Bytes that each block occupies where a profiled graph says so itself (``resident_bytes``): then a stage's
+            memory is their sum and nothing else.
     """
 
     name: str
@@ -87,6 +89,7 @@ class BlockChain:
     frozen: tuple[SharedBytes, ...]
     saved: tuple[SharedBytes, ...]
     optimizer_factor: float
+    resident: tuple[int, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.blocks)

@@ -31,6 +31,7 @@ class Port(_Model):
         dtype: Torch's name without ``torch.``, or ``int``/``float``/``bool`` for a scalar.
         requires_grad: Whether a gradient comes back.
         bytes: For the example batch.
+        batch_leaf: For what comes from the batch: which of its leaves (``torch.utils._pytree.tree_flatten`` order).
     """
 
     name: str
@@ -40,6 +41,7 @@ class Port(_Model):
     dtype: str
     requires_grad: bool
     bytes: int
+    batch_leaf: int | None = None
 
 
 class Tensor(_Model):

@@ -15,9 +15,9 @@ a3>2    send the activations of minibatch 3 to stage 2          a3<1   receive t
 g3>1    send the gradients of minibatch 3 to stage 1            g3<2   receive them from stage 2
 ======  ==========================================================================================
 
-A `StageProgram` is periodic: a prologue, then a period of ``Nm`` minibatches that repeats with all numbers moved on. A run of
-``M`` minibatches drops what lies beyond ``M`` (that is the drain) and pushes a short last wave at the end. Programs hold
-computations, pushes and pulls; `hetpipe_compiler.passes.place_communication` adds the messages.
+A `StageProgram` is periodic: a prologue, then a period of ``Nm`` minibatches that repeats with all numbers moved on. A
+run of ``M`` minibatches drops what lies beyond ``M`` (that is the drain) and pushes a short last wave at the end. Programs
+hold computations, pushes and pulls; `hetpipe_compiler.passes.place_communication` adds the messages.
 """
 
 from __future__ import annotations
@@ -51,7 +51,12 @@ WAVE_OPS = frozenset({Op.PUSH, Op.PULL})
 #: Instructions that name a peer stage.
 MESSAGE_OPS = frozenset({Op.SEND_ACTIVATIONS, Op.RECEIVE_ACTIVATIONS, Op.SEND_GRADIENTS, Op.RECEIVE_GRADIENTS})
 
-_TOKEN = re.compile(r"(?P<op>[FBU^v])(?P<index>-?\d+)|(?P<kind>[ag])(?P<minibatch>\d+)(?P<way>[<>])(?P<peer>\d+)")
+# Minibatches count from 1; waves may be negative: in a period, what its first turns do not do yet.
+_TOKEN = re.compile(
+    r"(?P<compute>[FBU])(?P<minibatch>[1-9]\d*)|(?P<exchange>[\^v])(?P<wave>-?\d+)"
+    r"|(?P<kind>[ag])(?P<message>[1-9]\d*)(?P<way>[<>])(?P<peer>\d+)",
+    re.ASCII,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +70,7 @@ class Instruction:
     def __str__(self) -> str:
         if self.peer is None:
             return f"{self.op.value}{self.index}"
-        kind, way = self.op.value
-        return f"{kind}{self.index}{way}{self.peer}"
+        return f"{self.op.value[0]}{self.index}{self.op.value[1]}{self.peer}"
 
     @classmethod
     def parse(cls, token: str) -> Instruction:
@@ -76,9 +80,11 @@ class Instruction:
             raise ArtifactError(
                 "HP420", f"'{token}' is no instruction", hint="tokens look like F3 B3 U3 ^0 v0 a3>1 g3<1"
             )
-        if match["op"]:
-            return cls(Op(match["op"]), int(match["index"]))
-        return cls(Op(match["kind"] + match["way"]), int(match["minibatch"]), int(match["peer"]))
+        if match["compute"]:
+            return cls(Op(match["compute"]), int(match["minibatch"]))
+        if match["exchange"]:
+            return cls(Op(match["exchange"]), int(match["wave"]))
+        return cls(Op(match["kind"] + match["way"]), int(match["message"]), int(match["peer"]))
 
     def moved(self, minibatches: int, waves: int) -> Instruction:
         """The same instruction, later by so many minibatches or waves."""
@@ -89,7 +95,7 @@ class Instruction:
 class StageProgram:
     """What one stage does: ``prologue`` once, then ``period`` (``nm`` minibatches, one wave) again and again.
 
-    A pull of a negative wave in the first period asks for nothing yet.
+    A push or pull of a negative wave in the first periods means nothing yet.
     """
 
     nm: int
@@ -97,27 +103,35 @@ class StageProgram:
     period: tuple[Instruction, ...]
 
     def unroll(self, minibatches: int) -> Iterator[Instruction]:
-        """The instructions of a run of ``minibatches``, in order, the short last wave's push included.
+        """The instructions of a run of ``minibatches``, in order.
 
-        A pull counts for the forward that follows it, and goes with it.
+        What belongs to later minibatches is left out, so the push of a short last wave follows its last update. A pull
+        counts for the forward that follows it, and goes with it; of several, the latest wave counts.
         """
-        last_wave = -(-minibatches // self.nm) - 1
+        waves = -(-minibatches // self.nm)
         pull: Instruction | None = None
-        for instruction in self._repeated(last_wave + 2):
+        for instruction in self._repeated(minibatches, waves):
             if instruction.op is Op.PULL:
-                pull = instruction if instruction.index >= 0 else None
+                if instruction.index >= 0 and (pull is None or pull.index < instruction.index):
+                    pull = instruction
             elif instruction.op is Op.PUSH:
-                if (instruction.index + 1) * self.nm <= minibatches:
+                if 0 <= instruction.index < waves:
                     yield instruction
             elif instruction.index <= minibatches:
                 if instruction.op is Op.FORWARD and pull is not None:
                     yield pull
-                    pull = None
                 yield instruction
-                if instruction.op is Op.UPDATE and instruction.index == minibatches and minibatches % self.nm:
-                    yield Instruction(Op.PUSH, last_wave)
+            if instruction.op is Op.FORWARD:
+                pull = None
 
-    def _repeated(self, turns: int) -> Iterator[Instruction]:
+    def _repeated(self, minibatches: int, waves: int) -> Iterator[Instruction]:
+        """Prologue and as many periods as hold anything of the run."""
+        turns = 0
+        for instruction in self.period:
+            if instruction.op is Op.PUSH:
+                turns = max(turns, waves - instruction.index)
+            elif instruction.op is not Op.PULL:
+                turns = max(turns, (minibatches - instruction.index) // self.nm + 1)
         yield from self.prologue
         for turn in range(turns):
             for instruction in self.period:
@@ -150,35 +164,67 @@ class Schedule:
     @classmethod
     def from_csv(cls, text: str, *, nm: int, staleness: int) -> Schedule:
         """Read what `to_csv` writes; raises `ArtifactError` HP420-HP421 naming the row and column."""
-        rows = list(csv.reader(io.StringIO(text)))
-        if not rows or rows[0][:1] != ["section"]:
-            raise ArtifactError("HP421", "no header 'section,vw0/stage0,...'", where="schedule.csv")
+        rows = list(csv.reader(io.StringIO(text.removeprefix("\ufeff"))))  # spreadsheets put the mark there
+        if not rows or rows[0][:1] != ["section"] or len(rows[0]) < 2:
+            raise ArtifactError(
+                "HP421",
+                "no header 'section,vw0/stage0,...'",
+                where="schedule.csv:1",
+                hint="separate the columns by commas; the first is the section",
+            )
+        columns = _columns(rows[0][1:])
+        parts: list[dict[str, list[Instruction]]] = [{"P": [], "R": []} for _ in columns]
+        for line, row in enumerate(rows[1:], start=2):
+            if not any(cell.strip() for cell in row):
+                continue
+            section = row[0].strip()
+            if section not in ("P", "R"):
+                raise ArtifactError(
+                    "HP421",
+                    f"section '{section}' is neither P nor R",
+                    where=f"schedule.csv:{line}",
+                    hint="P rows are the prologue, R rows the period that repeats",
+                )
+            if any(cell.strip() for cell in row[len(columns) + 1 :]):
+                raise ArtifactError(
+                    "HP421", f"more cells than the header's {len(columns) + 1}", where=f"schedule.csv:{line}"
+                )
+            for part, (vw, stage), cell in zip(parts, columns, row[1:]):  # noqa: B905 (short rows end in empty cells)
+                part[section] += _cell(cell, f"schedule.csv:{line}, column vw{vw}/stage{stage}")
         programs: list[list[StageProgram]] = []
-        for column, name in enumerate(rows[0][1:], start=1):
-            match = re.fullmatch(r"vw(\d+)/stage(\d+)", name)
-            if match is None:
-                raise ArtifactError("HP421", f"column '{name}' is not vwN/stageM", where="schedule.csv:1")
-            vw, stage = int(match[1]), int(match[2])
-            parts: dict[str, list[Instruction]] = {"P": [], "R": []}
-            for line, row in enumerate(rows[1:], start=2):
-                if row[0] not in parts:
-                    raise ArtifactError("HP421", f"section '{row[0]}' is neither P nor R", where=f"schedule.csv:{line}")
-                for token in (row[column] if column < len(row) else "").split():
-                    try:
-                        parts[row[0]].append(Instruction.parse(token))
-                    except ArtifactError as error:
-                        error.where = f"schedule.csv:{line}, column {name}"
-                        raise
-            if (
-                vw > len(programs)
-                or (vw < len(programs) and stage != len(programs[vw]))
-                or (vw == len(programs) and stage)
-            ):
-                raise ArtifactError("HP421", f"column '{name}' is out of order", where="schedule.csv:1")
+        for (vw, _), part in zip(columns, parts, strict=True):
             if vw == len(programs):
                 programs.append([])
-            programs[vw].append(StageProgram(nm, tuple(parts["P"]), tuple(parts["R"])))
+            programs[vw].append(StageProgram(nm, tuple(part["P"]), tuple(part["R"])))
         return cls(nm, staleness, tuple(tuple(stages) for stages in programs))
+
+
+def _columns(names: list[str]) -> list[tuple[int, int]]:
+    """(virtual worker, stage) of each column after the first; they must come in order and without gaps."""
+    columns: list[tuple[int, int]] = []
+    for name in names:
+        match = re.fullmatch(r"vw(\d+)/stage(\d+)", name.strip(), re.ASCII)
+        if match is None:
+            raise ArtifactError("HP421", f"column '{name}' is not vwN/stageM", where="schedule.csv:1")
+        column = (int(match[1]), int(match[2]))
+        last_vw, last_stage = columns[-1] if columns else (-1, 0)
+        if column not in ((last_vw, last_stage + 1), (last_vw + 1, 0)):
+            raise ArtifactError(
+                "HP421",
+                f"column '{name.strip()}' is out of order",
+                where="schedule.csv:1",
+                hint="columns run through the virtual workers from 0, and in each through its stages from 0",
+            )
+        columns.append(column)
+    return columns
+
+
+def _cell(text: str, where: str) -> list[Instruction]:
+    try:
+        return [Instruction.parse(token) for token in text.split()]
+    except ArtifactError as error:
+        error.where = where
+        raise
 
 
 def _rows(instructions: Iterable[Instruction]) -> list[str]:

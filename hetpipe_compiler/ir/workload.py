@@ -16,16 +16,17 @@ class Workload:
 
     Attributes:
         model: Builds the model. Called on the meta device to plan, and once for real to make the initial weights.
-        loss: Module or callable ``(output, *targets) -> scalar``. None: the model computes its own loss and returns it, or an
-            output with ``.loss`` (as transformers does with ``labels``).
-        example: A batch, or a callable that makes one: a tuple ``(inputs..., targets...)`` or a dict of keyword inputs. It is only
-            looked at for shapes and dtypes, unless there is no ``data``: then training repeats it.
-        targets: How many trailing items of the tuple, or which keys of the dict, go to the loss. Without a loss it counts for nothing.
+        loss: Module or callable ``(output, *targets) -> scalar``. None: the model computes its own loss and returns it,
+            or an output with ``.loss`` (as transformers does with ``labels``).
+        example: A batch, or a callable that makes one: a tuple ``(inputs..., targets...)`` or a dict of keyword inputs.
+            Only its shapes and dtypes matter, unless there is no ``data``: then training repeats it.
+        targets: How many trailing items of the tuple, or which keys of the dict, go to the loss. Without a loss it
+            counts for nothing.
         optimizer: Makes the optimizer of a stage from the stage's parameters. If its first parameter is called
             ``named_parameters`` it gets ``(name, parameter)`` pairs with the model's own names.
         scheduler: Makes a learning-rate scheduler from that optimizer; it steps once a minibatch.
-        data: ``(shard, num_shards, seed)`` -> iterable over one epoch's batches of that shard, in the example's form. Shards must
-            come from the same seed: each epoch calls it with another one, the same for all shards.
+        data: ``(shard, num_shards, seed)`` -> iterable over one epoch's batches of that shard, in the example's form.
+            Shards must come from the same seed: each epoch calls it with another one, the same for all shards.
         evaluate: Gets the user's own model with the trained weights, in eval mode; returns named numbers.
     """
 

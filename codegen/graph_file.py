@@ -1,0 +1,64 @@
+"""Read ``graph.json`` of a plan folder: the model's nodes with their costs, for pictures and exports.
+
+`hetpipe_compiler.codegen.artifact` writes it. Nodes come in execution order: the batch's inputs and every call; a stage of the
+plan names the nodes that it runs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hetpipe_compiler.errors import ArtifactError
+
+
+class GraphNode(BaseModel):
+    """One node.
+
+    Attributes:
+        name: fx node name.
+        op: Such as ``aten.conv2d.default``.
+        module: The user's module path, ``""`` for what the top module does itself.
+        source: ``model.py:12``, or ``""`` where unknown.
+        inputs: Names of the nodes it reads.
+        forward_ms, backward_ms: Per device kind, for one minibatch.
+        shape: Of its output; None for anything but one tensor. A string is a size that may differ from batch to batch.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    name: str
+    op: str
+    module: str = ""
+    source: str = ""
+    inputs: tuple[str, ...] = ()
+    forward_ms: dict[str, float] = Field(default_factory=dict)
+    backward_ms: dict[str, float] = Field(default_factory=dict)
+    flops: float = 0
+    output_bytes: int = 0
+    shape: tuple[int | str, ...] | None = None
+    dtype: str | None = None
+
+
+class _GraphFile(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    nodes: tuple[GraphNode, ...]
+
+
+def load_graph(folder: Path) -> tuple[GraphNode, ...]:
+    """The nodes of ``folder/graph.json``, in order; empty if there is no such file.
+
+    Raises:
+        ArtifactError: HP440, the file is damaged.
+    """
+    path = folder / "graph.json"
+    if not path.is_file():
+        return ()
+    try:
+        return _GraphFile.model_validate_json(path.read_text()).nodes
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ArtifactError("HP440", f"{place}: {first['msg']}", where=str(path), hint="compile again") from None

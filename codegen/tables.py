@@ -1,0 +1,201 @@
+"""The plan as tables for a terminal: what ``hetpipe-compile`` and ``hetpipe-inspect`` print. Needs no torch.
+
+Narrow terminals (80 columns) get two lines per stage, wide ones (from `WIDE` columns) one. A ``~`` before a time says that it
+is estimated, not measured.
+"""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from hetpipe_compiler.codegen.quantities import bar, bytes_of, bytes_text, device_ranges, digits
+from hetpipe_compiler.codegen.worker_groups import WorkerGroup, alike
+from hetpipe_compiler.ir.plan import Plan, Stage, VirtualWorker
+
+#: Columns from which a stage takes one line.
+WIDE = 112
+#: Keys of `Stage.memory_bytes` that are not parts of the total.
+_NOT_PARTS = frozenset({"total", "capacity"})
+
+
+def plan_tables(plan: Plan, *, width: int) -> list[RenderableType]:
+    """The header, a table per virtual worker (alike ones once) and the parameter servers, for ``width`` columns."""
+    wide = width >= WIDE
+    shown: list[RenderableType] = [_header(plan, wide)]
+    shown += [_worker_table(group, wide) for group in alike(plan)]
+    if not all(stage.measured for worker in plan.virtual_workers for stage in worker.stages):
+        how = "by a roofline of the catalogue's figures" if plan.predicted == "roofline" else "not measured"
+        shown.append(Text(f"~ estimated {how}; w: minibatches in flight; times are for one minibatch", style="dim"))
+    else:
+        shown.append(Text("w: minibatches in flight; times are measured, for one minibatch", style="dim"))
+    if plan.servers:
+        shown.append(_servers_table(plan))
+    if plan.unused_devices:
+        shown.append(Text(f"unused devices: {device_ranges(plan.unused_devices, limit=8)}", style="yellow"))
+    if plan.dynamic_batch_note:
+        shown.append(Text(f"batch size is fixed at {plan.batch_size}: {plan.dynamic_batch_note}", style="yellow"))
+    return shown
+
+
+def memory_table(plan: Plan, *, width: int) -> list[RenderableType]:
+    """What makes up each stage's memory: a table per virtual worker, a column per part that is not zero everywhere."""
+    return [_memory_of(group, width) for group in alike(plan)]
+
+
+def plan_text(plan: Plan, *, width: int) -> str:
+    """The tables as plain text, for logs and files."""
+    return _plain(plan_tables(plan, width=width), width)
+
+
+def memory_text(plan: Plan, *, width: int) -> str:
+    """The memory tables as plain text."""
+    return _plain(memory_table(plan, width=width), width)
+
+
+def _plain(renderables: list[RenderableType], width: int) -> str:
+    console = Console(width=width, color_system=None, force_terminal=False, legacy_windows=False)
+    with console.capture() as capture:
+        console.print(Group(*renderables))
+    return "".join(line.rstrip() + "\n" for line in capture.get().splitlines())
+
+
+def _header(plan: Plan, wide: bool) -> Text:
+    facts = [
+        f"batch {plan.batch_size}",
+        f"policy {plan.policy}",
+        f"Nm {plan.nm}",
+        f"D {plan.staleness}",
+        f"parameters {plan.placement}",
+    ]
+    text = Text.assemble((plan.name, "bold"), " · " + " · ".join(facts) + "\n")
+    text.append(f"predicted {digits(plan.samples_per_s)} samples/s", style="bold green")
+    base = plan.data_parallel
+    fit = len(base.devices_that_fit)
+    text.append("; " if wide else ";\n")
+    if fit:
+        text.append(f"plain data parallelism {digits(base.samples_per_s)}")
+        text.append(f" ({fit} of {base.devices} GPUs can hold the model)")
+    else:
+        text.append(f"plain data parallelism impossible (none of {base.devices} GPUs can hold the model)")
+    return text
+
+
+def _worker_title(group: WorkerGroup, wide: bool) -> Text:
+    worker = group.first
+    each = " each" if len(group.members) > 1 else ""
+    text = Text.assemble(
+        (f"\n{group.title}", "bold"),
+        f" · {digits(worker.samples_per_s)} samples/s{each}",
+        f" · bottleneck stage {worker.bottleneck_stage}, {digits(worker.bottleneck_ms)} ms",
+    )
+    return text.append(f" (lower bound {digits(worker.lower_bound_ms)})") if wide else text
+
+
+def _table(title: Text) -> Table:
+    return Table(title=title, title_justify="left", title_style="none", box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
+
+
+def _worker_table(group: WorkerGroup, wide: bool) -> Table:
+    worker = group.first
+    table = _table(_worker_title(group, wide))
+    for name in ("stage", "device", "share", "fwd ms", "bwd ms", "stage ms", "w", "memory", "sends"):
+        left = name in ("device", "memory", "sends")
+        # Where the line is short, long names of devices and links give way, never a number.
+        table.add_column(
+            name, justify="left" if left else "right", no_wrap=name not in ("device", "sends"), overflow="fold"
+        )
+    for stage in worker.stages:
+        table.add_row(
+            str(stage.index),
+            _device_cell(group, stage, wide),
+            _percent(stage.share),
+            _time(stage, stage.forward_ms),
+            _time(stage, stage.backward_ms),
+            _stage_time(worker, stage, wide),
+            str(stage.in_flight),
+            _memory_cell(stage, wide),
+            _sends_cell(worker, stage, wide),
+        )
+    return table
+
+
+def _stage_time(worker: VirtualWorker, stage: Stage, wide: bool) -> Text:
+    mark = " ◀ bottleneck" if wide else " ◀"
+    if stage.index != worker.bottleneck_stage:
+        return Text(_time(stage, stage.stage_ms) + " " * len(mark))
+    return Text(_time(stage, stage.stage_ms) + mark, style="bold red")
+
+
+def _device_cell(group: WorkerGroup, stage: Stage, wide: bool) -> str:
+    devices = device_ranges(group.devices(stage.index), limit=1)
+    return f"{devices} {stage.kind}" if wide else f"{devices}\n{stage.kind}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.095 else f"{100 * share:.1f} %"
+
+
+def _time(stage: Stage, ms: float) -> str:
+    return digits(ms) if stage.measured else f"~{digits(ms)}"
+
+
+def _memory_cell(stage: Stage, wide: bool) -> Text:
+    used, capacity = stage.memory_bytes["total"], stage.memory_bytes["capacity"]
+    fraction = used / capacity if capacity else 1.0
+    style = "red" if fraction > 0.95 else "yellow" if fraction > 0.8 else "green"
+    amount = bytes_of(used, capacity)
+    if wide:
+        return Text.assemble((bar(fraction, 6), style), f" {amount}")
+    return Text.assemble(f"{amount}\n", (bar(fraction, len(amount)), style))
+
+
+def _sends_cell(worker: VirtualWorker, stage: Stage, wide: bool) -> str:
+    """Bytes to the next stage with its link, then skips: straight to later stages."""
+    lines = []
+    for to, count in sorted(stage.sends_bytes.items()):
+        link = worker.stages[to].link_from_previous if to == stage.index + 1 else None
+        text = f"→{to} {bytes_text(count)}"
+        lines.append(text + (f"{' ' if wide else chr(10) + ' '}{link}" if link else ""))
+    return "\n".join(lines)
+
+
+def _servers_table(plan: Plan) -> Table:
+    sizes = {tensor.name: tensor.bytes for tensor in plan.parameters}
+    table = _table(Text("\nparameter servers", style="bold"))
+    table.add_column("node")
+    table.add_column("parameters", justify="right")
+    table.add_column("their bytes", justify="right")
+    table.add_column("host memory", justify="right")
+    for server in plan.servers:
+        held = sum(sizes.get(name, 0) for name in server.parameters)
+        table.add_row(
+            server.node, str(len(server.parameters)), bytes_text(held) if sizes else "", bytes_text(server.memory_bytes)
+        )
+    return table
+
+
+def _memory_of(group: WorkerGroup, width: int) -> Table:
+    stages = group.first.stages
+    parts = [part for part in stages[0].memory_bytes if part not in _NOT_PARTS]
+    parts = [part for part in parts if any(stage.memory_bytes.get(part, 0) for stage in stages)]
+    names = {part: part.replace("_", " ").removesuffix(" bytes") for part in parts}
+    table = _table(Text(f"\n{group.title}: memory", style="bold"))
+    # Stages across, parts down: there are more parts than an 80-column line has room for.
+    table.add_column("part", no_wrap=True)
+    room = max(1, (width - 24) // 14)
+    for stage in stages[:room]:
+        table.add_column(f"stage {stage.index}\n{stage.kind}", justify="right")
+    for part, name in names.items():
+        table.add_row(name, *(bytes_text(stage.memory_bytes.get(part, 0)) for stage in stages[:room]))
+    table.add_section()
+    table.add_row("total", *(bytes_text(stage.memory_bytes["total"]) for stage in stages[:room]), style="bold")
+    table.add_row("capacity", *(bytes_text(stage.memory_bytes["capacity"]) for stage in stages[:room]))
+    table.add_row("used", *(_percent(_fraction(stage)) for stage in stages[:room]))
+    return table
+
+
+def _fraction(stage: Stage) -> float:
+    return stage.memory_bytes["total"] / max(1, stage.memory_bytes["capacity"])

@@ -1,0 +1,56 @@
+"""Virtual workers that are alike are shown, drawn and exported once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+from hetpipe_compiler.codegen.quantities import number_ranges
+from hetpipe_compiler.errors import ArtifactError
+from hetpipe_compiler.ir.plan import Plan, VirtualWorker
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerGroup:
+    """Virtual workers that are alike; ``first`` stands for all of them."""
+
+    first: VirtualWorker
+    members: tuple[VirtualWorker, ...]
+
+    @property
+    def title(self) -> str:
+        """``virtual worker 2`` or ``virtual workers 0-3``."""
+        plural = "s" if len(self.members) > 1 else ""
+        return f"virtual worker{plural} {number_ranges(w.index for w in self.members)}"
+
+    def devices(self, stage: int) -> tuple[str, ...]:
+        """Device ids that run this stage, one per member."""
+        return tuple(worker.stages[stage].device for worker in self.members)
+
+
+def alike(plan: Plan) -> tuple[WorkerGroup, ...]:
+    """Groups of virtual workers whose stages equal each other in everything but the device's id."""
+    return _group(plan, lambda w: w.model_dump_json(exclude={"index": True, "stages": {"__all__": {"device"}}}))
+
+
+def same_cuts(plan: Plan) -> tuple[WorkerGroup, ...]:
+    """Groups of virtual workers that cut the model at the same places and run the parts on the same kinds."""
+    return _group(plan, lambda w: tuple((s.kind, s.nodes) for s in w.stages))
+
+
+def worker_of(plan: Plan, index: int) -> VirtualWorker:
+    """Virtual worker ``index``; raises `ArtifactError` HP441 if the plan has none of that number."""
+    if not 0 <= index < len(plan.virtual_workers):
+        raise ArtifactError(
+            "HP441",
+            f"no virtual worker {index}: the plan has {len(plan.virtual_workers)}",
+            hint=f"--vw takes 0 to {len(plan.virtual_workers) - 1}",
+        )
+    return plan.virtual_workers[index]
+
+
+def _group(plan: Plan, key: Callable[[VirtualWorker], Hashable]) -> tuple[WorkerGroup, ...]:
+    members: dict[Hashable, list[VirtualWorker]] = {}
+    for worker in plan.virtual_workers:
+        members.setdefault(key(worker), []).append(worker)
+    return tuple(WorkerGroup(workers[0], tuple(workers)) for workers in members.values())

@@ -1,0 +1,224 @@
+"""Count what each node costs, by running it once on meta tensors under a dispatch mode.
+
+1. Forward: every ATen operator below autograd counts its FLOPs (torch's own formulas) and the bytes of its operands; views and
+   shape operators count nothing.
+2. Backward: the node's own gradient is run the same way, so no formula for a backward pass is written here.
+3. Saved bytes: ``saved_tensors_hooks`` sees each storage that autograd keeps. A storage counts once in the whole graph, with the
+   node that made it; parameters and buffers do not count.
+
+The kernels are those of meta tensors (those of the CPU); a GPU's may keep other things.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from hetpipe_compiler.ir.captured import Captured
+from hetpipe_compiler.ir.costs import NodeCost, SavedStorage, Work
+from hetpipe_compiler.passes.base import Compilation, Pass
+
+#: Operators that move nothing: they rename, allocate lazily, or only look.
+_FREE = frozenset(
+    {"aten::detach", "aten::alias", "aten::lift_fresh", "aten::empty", "aten::sym_size", "aten::_unsafe_view"}
+)
+
+
+@dataclass(frozen=True)
+class AnnotateCost(Pass):
+    """See the module's rules."""
+
+    name: ClassVar[str] = "annotate_cost"
+    requires: ClassVar[tuple[str, ...]] = ("captured",)
+    ensures: ClassVar[tuple[str, ...]] = ("costs",)
+
+    def run(self, compilation: Compilation) -> None:
+        assert compilation.captured is not None
+        compilation.costs = count_costs(compilation.captured)
+
+    def dump(self, compilation: Compilation) -> str:
+        assert compilation.costs is not None
+        rows = [f"{'node':40} {'GFLOP':>10} {'out MiB':>10} {'saved MiB':>10}"]
+        for name, cost in compilation.costs.items():
+            saved_mib = sum(s.bytes for s in cost.saved) / 2**20
+            rows.append(f"{name:40} {cost.flops / 1e9:10.4f} {cost.output_bytes / 2**20:10.3f} {saved_mib:10.3f}")
+        return "\n".join(rows)
+
+
+def count_costs(captured: Captured) -> dict[str, NodeCost]:
+    """Cost of every node of the graph, by name."""
+    counter = _CostInterpreter(captured)
+    counter.run(*captured.example)
+    return counter.costs
+
+
+class _WorkMode(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
+    """Collects the work of each operator that reaches a kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.work: list[Work] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if not func.is_view and func._schema.name not in _FREE:
+            self.work.append(_work_of(func, args, kwargs, out))
+        return out
+
+
+def _work_of(func: Any, args: Any, kwargs: Any, out: Any) -> Work:
+    outs = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
+    ins = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+    formula = flop_registry.get(func._overloadpacket)
+    flops = int(formula(*args, **kwargs, out_val=out)) if formula else sum(t.numel() for t in outs)
+    unique = {id(t): t for t in (*ins, *outs)}
+    moved = sum(_bytes(t) for t in unique.values())
+    dtype = next((t.dtype for t in (*outs, *ins) if t.is_floating_point()), torch.int64)
+    return Work(flops, moved, str(dtype).removeprefix("torch."))
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    """Bytes that reading a tensor moves: an expanded one is read from its storage."""
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+
+
+@dataclass
+class _Saver:
+    """Which storages autograd keeps, each once in the whole graph."""
+
+    excluded: set[int]
+    owners: dict[int, str] = field(default_factory=dict)
+    seen: dict[int, torch.Tensor] = field(default_factory=dict)
+    current: list[tuple[int, int]] = field(default_factory=list)
+
+    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self.excluded and key not in self.seen:
+            # Kept alive: a freed storage's identity would be given out again.
+            self.seen[key] = tensor
+            self.current.append((key, storage.nbytes()))
+        return tensor
+
+
+class _CostInterpreter(fx.Interpreter):
+    """Runs each node on its own, forward and then its own backward; values travel on as leaves."""
+
+    def __init__(self, captured: Captured) -> None:
+        super().__init__(captured.graph_module, garbage_collect_values=False)
+        self._captured = captured
+        self.costs: dict[str, NodeCost] = {}
+        self._saver = _Saver({t.untyped_storage()._cdata for t in captured.meta.values()})
+        # Every tensor ever made stays alive here, so that no storage's identity is used again.
+        self._alive: list[Any] = []
+
+    def run_node(self, n: fx.Node) -> Any:
+        if n.op == "get_attr":
+            return (
+                self._captured.meta.get(str(n.target)) if str(n.target) in self._captured.meta else super().run_node(n)
+            )
+        if n.op == "output":
+            return super().run_node(n)
+        if n.op == "placeholder":
+            value = super().run_node(n)
+            self._note(n, value, (), (), False, ())
+            return value
+        return self._measure(n)
+
+    def _measure(self, node: fx.Node) -> Any:
+        args, kwargs = self.fetch_args_kwargs_from_env(node)
+        call: Callable[..., Any] = node.target if callable(node.target) else getattr(self.module, str(node.target))
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        inputs = [_as_leaf(leaf) for leaf in leaves]
+        mode = _WorkMode()
+        self._saver.current = []
+        written = _writes(node)
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(self._saver.pack, lambda t: t), mode:
+            # A leaf that wants a gradient must not be written into: an in-place operator works on a stand-in.
+            given = [_stand_in(i, written) for i in inputs]
+            call_args, call_kwargs = pytree.tree_unflatten(given, spec)
+            out = call(*call_args, **call_kwargs)
+        forward, mode.work = tuple(mode.work), []
+        differentiable = any(isinstance(t, torch.Tensor) and t.requires_grad for t in pytree.tree_leaves(out))
+        if differentiable:
+            _run_backward(out, inputs, mode)
+        backward = tuple(mode.work)
+        value = pytree.tree_map(lambda t: _passed_on(t) if isinstance(t, torch.Tensor) else t, out)
+        self._alive.append((out, value))
+        for leaf in pytree.tree_leaves(value):
+            if isinstance(leaf, torch.Tensor):
+                self._saver.owners.setdefault(leaf.untyped_storage()._cdata, node.name)
+        saved = tuple(SavedStorage(self._saver.owners.get(key, node.name), size) for key, size in self._saver.current)
+        self._note(node, value, forward, backward, differentiable, saved)
+        return value
+
+    def _note(
+        self,
+        node: fx.Node,
+        value: Any,
+        forward: tuple[Work, ...],
+        backward: tuple[Work, ...],
+        requires_grad: bool,
+        saved: tuple[SavedStorage, ...],
+    ) -> None:
+        if node.op == "placeholder" and isinstance(value, torch.Tensor):
+            self._saver.owners[value.untyped_storage()._cdata] = node.name
+            self._alive.append(value)
+        tensors = [t for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor)]
+        single = value if isinstance(value, torch.Tensor) else None
+        self.costs[node.name] = NodeCost(
+            forward=forward,
+            backward=backward,
+            output_bytes=sum(t.numel() * t.element_size() for t in tensors),
+            shape=tuple(single.shape) if single is not None else None,
+            dtype=str(single.dtype).removeprefix("torch.") if single is not None else _scalar_dtype(value),
+            requires_grad=requires_grad,
+            saved=saved,
+        )
+
+
+def _scalar_dtype(value: Any) -> str | None:
+    return type(value).__name__ if isinstance(value, (bool, int, float)) else None
+
+
+def _writes(node: fx.Node) -> bool:
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+
+
+def _as_leaf(value: Any) -> Any:
+    """The value cut off from what made it, on the same storage."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().requires_grad_(value.requires_grad)
+
+
+def _stand_in(value: Any, written: bool) -> Any:
+    return (
+        value.view_as(value)
+        if written and isinstance(value, torch.Tensor) and not value.requires_grad
+        else (value.clone() if written and isinstance(value, torch.Tensor) else value)
+    )
+
+
+def _passed_on(value: torch.Tensor) -> torch.Tensor:
+    return value.detach().requires_grad_(value.requires_grad)
+
+
+def _run_backward(out: Any, inputs: list[Any], mode: _WorkMode) -> None:
+    """The node's own gradient, with some gradient for each of its results."""
+    outs = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor) and t.requires_grad]
+    wanted = [t for t in inputs if isinstance(t, torch.Tensor) and t.requires_grad]
+    unique = list({id(t): t for t in wanted}.values())
+    gradients = [torch.empty_like(t) for t in outs]
+    if outs and unique:
+        with mode:
+            torch.autograd.grad(outs, unique, gradients, allow_unused=True)

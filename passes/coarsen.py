@@ -1,0 +1,203 @@
+"""Merge atomic components into a chain of blocks, the unit that the partitioner cuts.
+
+1. Components are taken in execution order, so every run of neighbours is convex.
+2. While there are more than ``max_blocks``: the block with the least time joins the neighbour with which it makes the smaller
+   merged time (RaNNC's compaction); equal times: the neighbour across the larger cut.
+3. A model that has no more components than that is not coarsened, and the partition is optimal over its components' order.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from torch import fx
+
+from hetpipe_compiler.ir.blocks import Block, BlockChain, CrossingValue, SharedBytes
+from hetpipe_compiler.ir.captured import Captured
+from hetpipe_compiler.ir.cluster import DeviceKind
+from hetpipe_compiler.ir.costs import NodeCost
+from hetpipe_compiler.passes.base import Compilation, Pass
+from hetpipe_compiler.passes.fuse_atomic import Components
+
+
+@dataclass(frozen=True)
+class Coarsen(Pass):
+    """See the module's rules.
+
+    Attributes:
+        model_name: Name for the chain.
+        optimizer_factor: Bytes of optimizer state per byte of trainable parameter.
+        max_blocks: Blocks at most.
+    """
+
+    name: ClassVar[str] = "coarsen"
+    requires: ClassVar[tuple[str, ...]] = ("captured", "costs", "components")
+    ensures: ClassVar[tuple[str, ...]] = ("chain",)
+
+    model_name: str
+    optimizer_factor: float
+    max_blocks: int = 256
+
+    def run(self, compilation: Compilation) -> None:
+        captured, costs, components = compilation.captured, compilation.costs, compilation.components
+        assert captured is not None
+        assert costs is not None
+        assert components is not None
+        kinds = compilation.cluster.kinds()
+        groups = coarsen(components, costs, kinds, self.max_blocks)
+        compilation.chain = build_chain(
+            captured, costs, groups, kinds, name=self.model_name, optimizer_factor=self.optimizer_factor
+        )
+
+    def dump(self, compilation: Compilation) -> str:
+        assert compilation.chain is not None
+        return "\n".join(f"{at:4} {b.name:40} {' '.join(b.nodes)}" for at, b in enumerate(compilation.chain.blocks))
+
+
+def coarsen(
+    components: Components, costs: Mapping[str, NodeCost], kinds: Sequence[DeviceKind], max_blocks: int
+) -> list[tuple[str, ...]]:
+    """Node names of each block, in execution order."""
+    nodes = [list(names) for names in components.nodes]
+    # A cluster of one kind or many: the mean over kinds stands for a block's time.
+    time_ms = [_mean_ms(names, costs, kinds) for names in nodes]
+    left = list(range(-1, len(nodes) - 1))
+    right = [*range(1, len(nodes)), -1]
+    heap = [(t, at) for at, t in enumerate(time_ms)]
+    heapq.heapify(heap)
+    alive = [True] * len(nodes)
+    count = len(nodes)
+    while count > max(1, max_blocks):
+        least_ms, at = heapq.heappop(heap)
+        if not alive[at] or least_ms != time_ms[at]:
+            continue
+        neighbours = [n for n in (left[at], right[at]) if n >= 0]
+        into = min(neighbours, key=lambda n: (time_ms[n], -_cut_bytes(nodes, costs, at, n)))
+        first, second = sorted((at, into))
+        nodes[first] += nodes[second]
+        time_ms[first] += time_ms[second]
+        alive[second] = False
+        right[first] = right[second]
+        if right[second] >= 0:
+            left[right[second]] = first
+        heapq.heappush(heap, (time_ms[first], first))
+        count -= 1
+    return [tuple(names) for names, lives in zip(nodes, alive, strict=True) if lives]
+
+
+def _mean_ms(names: Sequence[str], costs: Mapping[str, NodeCost], kinds: Sequence[DeviceKind]) -> float:
+    return sum(costs[n].forward_ms(k) + costs[n].backward_ms(k) for n in names if n in costs for k in kinds) / len(
+        kinds
+    )
+
+
+def _cut_bytes(nodes: list[list[str]], costs: Mapping[str, NodeCost], a: int, b: int) -> int:
+    """Bytes that the last node before the cut hands over: what usually crosses it."""
+    last = nodes[min(a, b)][-1]
+    return costs[last].output_bytes if last in costs else 0
+
+
+def build_chain(
+    captured: Captured,
+    costs: Mapping[str, NodeCost],
+    groups: Sequence[tuple[str, ...]],
+    kinds: Sequence[DeviceKind],
+    *,
+    name: str,
+    optimizer_factor: float,
+) -> BlockChain:
+    """The planner's view of the blocks: costs per kind, crossing values, and what stays in memory."""
+    graph = captured.graph_module.graph
+    by_name: dict[str, fx.Node] = {n.name: n for n in graph.nodes}
+    block_of = {n: at for at, names in enumerate(groups) for n in names}
+    readers = _Readers(captured, block_of)
+    values = []
+    for node in graph.nodes:
+        producer = 0 if node.op == "placeholder" else block_of.get(node.name)
+        if producer is None:
+            continue
+        later = tuple(b for b in readers.blocks(node) if b > producer)
+        if later:
+            cost = costs[node.name]
+            back = cost.output_bytes if cost.requires_grad and cost.shape is not None else 0
+            values.append(CrossingValue(node.name, producer, later, cost.output_bytes, back))
+    parameters, frozen = [], []
+    used = readers.attributes()
+    for tensor in (*captured.parameters, *captured.buffers, *captured.constants):
+        blocks = used.get(tensor.name, ())
+        if not blocks:
+            continue
+        if tensor.trainable:
+            parameters.append(SharedBytes(tensor.name, tensor.bytes, blocks[:1]))
+            if len(blocks) > 1:
+                values.append(CrossingValue(tensor.name, blocks[0], blocks[1:], tensor.bytes, tensor.bytes))
+        else:
+            frozen.append(SharedBytes(tensor.name, tensor.bytes, blocks))
+    saved: Counter[tuple[str, int]] = Counter()
+    for node_name, cost in costs.items():
+        for storage in cost.saved:
+            at = block_of.get(storage.producer, 0 if _is_input(by_name, storage.producer) else block_of.get(node_name))
+            if at is not None:
+                saved[storage.producer, at] += storage.bytes
+    return BlockChain(
+        name=name,
+        batch_size=captured.batch_size,
+        blocks=tuple(Block(_title(by_name, names), names) for names in groups),
+        forward_ms={k.name: np.array([sum(costs[n].forward_ms(k) for n in g) for g in groups]) for k in kinds},
+        backward_ms={k.name: np.array([sum(costs[n].backward_ms(k) for n in g) for g in groups]) for k in kinds},
+        measured=False,
+        values=tuple(values),
+        parameters=tuple(parameters),
+        frozen=tuple(frozen),
+        saved=tuple(SharedBytes(n, size, (at,)) for (n, at), size in saved.items()),
+        optimizer_factor=optimizer_factor,
+    )
+
+
+def _is_input(by_name: Mapping[str, fx.Node], name: str) -> bool:
+    return by_name[name].op == "placeholder"
+
+
+class _Readers:
+    """Which blocks read a node or an attribute, directly or through constants that they clone."""
+
+    def __init__(self, captured: Captured, block_of: Mapping[str, int]) -> None:
+        self._block_of = block_of
+        self._graph = captured.graph_module.graph
+        self._of: dict[fx.Node, tuple[int, ...]] = {}
+        for node in reversed(self._graph.nodes):
+            found: set[int] = set()
+            for user in node.users:
+                if user.name in block_of:
+                    found.add(block_of[user.name])
+                elif user.op != "output":
+                    found.update(self._of.get(user, ()))
+            self._of[node] = tuple(sorted(found))
+
+    def blocks(self, node: fx.Node) -> tuple[int, ...]:
+        return self._of[node]
+
+    def attributes(self) -> dict[str, tuple[int, ...]]:
+        used: dict[str, set[int]] = {}
+        for node in self._graph.nodes:
+            if node.op == "get_attr":
+                used.setdefault(str(node.target), set()).update(self._of[node])
+        return {name: tuple(sorted(blocks)) for name, blocks in used.items()}
+
+
+def module_path(node: fx.Node) -> str:
+    """The user's module that the node comes from, such as ``features.0``; '' for the model itself."""
+    stack = node.meta.get("nn_module_stack") or {}
+    path = next(reversed([p for p, _ in stack.values()]), "") if stack else ""
+    return str(path).removeprefix("model").removeprefix(".") if not str(path).startswith("_empty") else ""
+
+
+def _title(by_name: Mapping[str, fx.Node], names: Sequence[str]) -> str:
+    """The module path that most nodes of a block share."""
+    paths = Counter(module_path(by_name[n]) for n in names if n in by_name)
+    return paths.most_common(1)[0][0] if paths else ""

@@ -1,0 +1,270 @@
+"""Concurrency: Nm, and for every virtual worker its partition and in-flight vector (spec section 2).
+
+Rule:
+    1. For each Nm from 1 on (or the one that is asked for), each virtual worker is partitioned under several in-flight
+       rules, from memory-lean to memory-rich. Each distinct partition then gets the in-flight vector with the shortest
+       simulated period among those that fit in memory; within 0.1 % the one with the fewest minibatches in flight.
+    2. Nm is the same in all virtual workers, so the first Nm that does not fit in one of them ends the search.
+    3. Under WSP all virtual workers do the same number of minibatches, so N of them together make
+       N x batch / (period of the slowest). The smallest Nm within 1 % of the best such rate wins.
+    4. Virtual workers whose devices are alike get the same plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from hetpipe_compiler.errors import PlanningError
+from hetpipe_compiler.ir.blocks import BlockChain
+from hetpipe_compiler.ir.cluster import Cluster, Device
+from hetpipe_compiler.passes.allocate import Allocation, Group
+from hetpipe_compiler.passes.chain_tables import ChainTables, chain_tables
+from hetpipe_compiler.passes.device_classes import DeviceClasses, device_classes
+from hetpipe_compiler.passes.in_flight import LEANEST, RULES, InFlightRule, vectors
+from hetpipe_compiler.passes.infeasible import does_not_fit
+from hetpipe_compiler.passes.partition import PlannedStage, message_ms, planned_stages
+from hetpipe_compiler.passes.partition_search import Found, Search, search
+from hetpipe_compiler.passes.simulate.pipeline import PipelineCosts, WaveExchange, steady_period_ms
+from hetpipe_compiler.passes.split import split_boundaries
+from hetpipe_compiler.passes.stage_memory import MemoryRule
+
+#: A richer vector or another partition must be faster than what is held by this factor.
+_PERIOD_GAIN = 1e-3
+#: A larger Nm must bring more than this.
+_NM_GAIN = 1e-2
+
+#: Milliseconds of pushing and pulling one wave: (device of the stage, trainable bytes of the stage) -> ms.
+ExchangeMs = Callable[[Device, int], float]
+
+
+@dataclass(frozen=True)
+class PlannedWorker:
+    """The plan of one virtual worker.
+
+    Attributes:
+        nm: Minibatches in flight in the worker (the same in all).
+        bottleneck_ms: The slowest stage's ``stage_ms``.
+        lower_bound_ms: No partition's bottleneck on these devices can be less.
+        period_ms: Simulated milliseconds per minibatch in the long run, with every real message.
+        samples_per_s: Of this worker alone.
+        unused: Devices of the group that no stage uses.
+    """
+
+    stages: tuple[PlannedStage, ...]
+    nm: int
+    bottleneck_ms: float
+    lower_bound_ms: float
+    period_ms: float
+    samples_per_s: float
+    unused: tuple[Device, ...] = ()
+
+    @property
+    def in_flight(self) -> tuple[int, ...]:
+        """The vector w."""
+        return tuple(stage.in_flight for stage in self.stages)
+
+
+def choose_concurrency(
+    chain: BlockChain,
+    cluster: Cluster,
+    allocation: Allocation,
+    *,
+    nm: int | None = None,
+    staleness: int = 0,
+    reproducible: bool = False,
+    splits: Sequence[Sequence[str | int]] | None = None,
+    exchange_ms: ExchangeMs | None = None,
+) -> tuple[PlannedWorker, ...]:
+    """Plan every virtual worker, with the ``nm`` that is given or the best one.
+
+    Args:
+        splits: Cuts by hand, one for each virtual worker or one for all (see `split`).
+        exchange_ms: Time of a wave's push and pull; None: free. Only the gated forward of a wave waits for it. Workers
+            that share a plan share the first one's times.
+
+    Raises:
+        PlanningError: HP301 a virtual worker cannot hold one minibatch, HP302 too many orders to search, HP303 and
+            HP306 a wrong split, HP304 no times for a device kind, HP305 ``nm`` is too large for memory, HP307 ``nm``
+            below 1.
+    """
+    if nm is not None and nm < 1:
+        raise PlanningError("HP307", f"Nm = {nm} minibatches in flight", where="--nm", hint="give 1 or more")
+    tables = chain_tables(chain)
+    rule = MemoryRule(chain.optimizer_factor, staleness, reproducible)
+    planners: dict[Hashable, _Planner] = {}
+    members: list[tuple[_Planner, DeviceClasses, Group]] = []
+    for group, split in zip(allocation.groups, _splits_per_group(splits, len(allocation.groups)), strict=True):
+        classes = device_classes(group, cluster, chain)
+        boundaries = split_boundaries(chain, split) if split is not None else None
+        key = (classes.key, boundaries)
+        if key not in planners:
+            planners[key] = _planner(chain, cluster, tables, classes, rule, boundaries, exchange_ms)
+        members.append((planners[key], classes, group))
+    largest = max(len(group.devices) for group in allocation.groups)
+    candidates = range(1, 2 * largest + 3) if nm is None else range(nm, nm + 1)
+    chosen = _choose(list(planners.values()), candidates)
+    return tuple(_worker_of(planner, chosen, classes, group) for planner, classes, group in members)
+
+
+def _splits_per_group(
+    splits: Sequence[Sequence[str | int]] | None, groups: int
+) -> Sequence[Sequence[str | int] | None]:
+    if not splits:
+        return [None] * groups
+    if len(splits) not in (1, groups):
+        raise PlanningError(
+            "HP303",
+            f"{len(splits)} cuts for {groups} virtual workers",
+            where="--split",
+            hint="give one for all virtual workers, or one for each",
+        )
+    return list(splits) * (groups // len(splits))
+
+
+def _choose(planners: list[_Planner], candidates: range) -> int:
+    """The Nm of rule 3; the planners then hold their best worker for it."""
+    periods: dict[int, float] = {}
+    for nm in candidates:
+        workers = []
+        for planner in planners:
+            worker = planner.best(nm)
+            if worker is None:
+                break
+            workers.append(worker)
+        if len(workers) < len(planners):
+            if periods:
+                break
+            planner = planners[len(workers)]
+            by_hand = planner.boundaries is not None
+            raise does_not_fit(planner.chain, planner.space, nm, by_hand=by_hand, largest_nm=_largest_nm(planners, nm))
+        slowest = max(workers, key=lambda worker: worker.period_ms)
+        periods[nm] = slowest.period_ms
+        if slowest.period_ms <= slowest.lower_bound_ms * (1 + _NM_GAIN):
+            break
+    enough = min(periods.values()) * (1 + _NM_GAIN)
+    return next(nm for nm, period in periods.items() if period <= enough)
+
+
+def _largest_nm(planners: list[_Planner], below: int) -> int:
+    """The largest Nm under ``below`` that fits in every virtual worker, 0 if none does. Fitting is monotone in Nm."""
+    low, high = 0, below
+    while high - low > 1:
+        middle = (low + high) // 2
+        if all(planner.space.fastest(middle, LEANEST) is not None for planner in planners):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _worker_of(planner: _Planner, nm: int, classes: DeviceClasses, group: Group) -> PlannedWorker:
+    """The planner's worker for ``nm`` with the devices of ``group`` in it."""
+    worker = planner.best(nm)
+    assert worker is not None
+    mine = dict(zip(_in_class_order(planner.space.classes), _in_class_order(classes), strict=True))
+    stages = tuple(replace(stage, device=mine[stage.device], memory=dict(stage.memory)) for stage in worker.stages)
+    used = {stage.device for stage in stages}
+    return replace(worker, stages=stages, unused=tuple(device for device in group.devices if device not in used))
+
+
+def _in_class_order(classes: DeviceClasses) -> list[Device]:
+    return [device for devices in classes.members for device in devices]
+
+
+@dataclass(frozen=True)
+class _Planner:
+    """Plans virtual workers of one structure; remembers what it found."""
+
+    chain: BlockChain
+    cluster: Cluster
+    space: Search
+    boundaries: tuple[int, ...] | None
+    exchange_ms: ExchangeMs | None
+    _found: dict[tuple[int, InFlightRule], Found | None] = field(default_factory=dict)
+    _best: dict[int, PlannedWorker | None] = field(default_factory=dict)
+
+    def best(self, nm: int) -> PlannedWorker | None:
+        """The fastest plan with ``nm`` minibatches in flight; None if none fits."""
+        if nm not in self._best:
+            held: PlannedWorker | None = None
+            for found in self._partitions(nm):
+                worker = self._with_best_vector(found, nm)
+                if held is None or worker.period_ms < held.period_ms * (1 - _PERIOD_GAIN):
+                    held = worker
+            self._best[nm] = held
+        return self._best[nm]
+
+    def _partitions(self, nm: int) -> list[Found]:
+        """The distinct optimal partitions under each in-flight rule, leanest first."""
+        distinct: dict[tuple[object, object], Found] = {}
+        before: Found | None = None
+        for rule in RULES:
+            found = self._fastest(nm, rule, before)
+            if found is None:
+                break
+            distinct.setdefault((found.cuts, found.classes), found)
+            before = found
+        return list(distinct.values())
+
+    def _fastest(self, nm: int, rule: InFlightRule, leaner: Found | None) -> Found | None:
+        """The optimum under a rule: an optimum with fewer minibatches in flight stays one where it still fits."""
+        for known in (leaner, self._found.get((nm - 1, rule))):
+            if known is not None and self.space.fits(known, rule.vector(nm, len(known.cuts))):
+                self._found[nm, rule] = known
+                return known
+        self._found[nm, rule] = self.space.fastest(nm, rule)
+        return self._found[nm, rule]
+
+    def _with_best_vector(self, found: Found, nm: int) -> PlannedWorker:
+        space = self.space
+        stages = planned_stages(space, found, LEANEST.vector(nm, len(found.cuts)))
+        activation_ms, gradient_ms = message_ms(self.chain, stages, self.cluster)
+        forward_ms = np.array([stage.forward_ms for stage in stages])
+        backward_ms = np.array([stage.backward_ms for stage in stages])
+        costs = PipelineCosts(forward_ms, backward_ms, activation_ms, gradient_ms)
+        exchange = self._exchange(found, stages, nm)
+        floor_ms = float((forward_ms + backward_ms).max())
+        limits = tuple(
+            max(w for w in range(1, nm + 1) if w == 1 or space.totals(w)[cut] <= space.available[index])
+            for cut, index in zip(found.cuts, found.classes, strict=True)
+        )
+        best: tuple[int, ...] = ()
+        period_ms = np.inf
+        for vector in vectors(nm, limits):
+            candidate_ms = steady_period_ms(costs, vector, exchange)
+            if candidate_ms < period_ms * (1 - _PERIOD_GAIN):
+                best, period_ms = vector, candidate_ms
+            if period_ms <= floor_ms * (1 + _PERIOD_GAIN):
+                break
+        stages = planned_stages(space, found, best)
+        return PlannedWorker(
+            stages=stages,
+            nm=nm,
+            bottleneck_ms=max(stage.stage_ms for stage in stages),
+            lower_bound_ms=space.lower_bound_ms,
+            period_ms=float(period_ms),
+            samples_per_s=self.chain.batch_size * 1e3 / float(period_ms) if period_ms > 0 else float("inf"),
+        )
+
+    def _exchange(self, found: Found, stages: tuple[PlannedStage, ...], nm: int) -> WaveExchange | None:
+        if self.exchange_ms is None:
+            return None
+        trainable = [int(self.space.tables.parameters[cut]) for cut in found.cuts]
+        per_stage = [self.exchange_ms(stage.device, size) for stage, size in zip(stages, trainable, strict=True)]
+        staleness = self.space.memory_rule.staleness
+        return WaveExchange(nm, staleness, np.array(per_stage)) if any(per_stage) else None
+
+
+def _planner(
+    chain: BlockChain,
+    cluster: Cluster,
+    tables: ChainTables,
+    classes: DeviceClasses,
+    rule: MemoryRule,
+    boundaries: tuple[int, ...] | None,
+    exchange_ms: ExchangeMs | None,
+) -> _Planner:
+    return _Planner(chain, cluster, search(tables, classes, rule, boundaries), boundaries, exchange_ms)

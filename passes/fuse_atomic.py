@@ -1,0 +1,128 @@
+"""Group the graph into atomic components: the smallest pieces that a cut may separate.
+
+RaNNC's rule (IPDPS 2021, section III-A), and what correctness adds to it:
+
+1. A *constant* node depends on neither the batch nor a trainable parameter, draws no random numbers, writes nothing and reads
+   nothing that is written. Constants belong to no component: each stage that needs one computes its own.
+2. Every other node starts as a component of its own.
+3. ``getitem`` joins the node whose tuple it opens.
+4. All nodes that touch a tensor which some node writes into (an in-place operator left by `normalize`, a buffer that training
+   changes) join one component. So a value that crosses a cut is never written by its receiver.
+5. Components on a cycle join. The rest is put in an order in which every component comes after what it reads, as close to the
+   program's own order as that allows, the loss last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from operator import getitem
+from typing import ClassVar
+
+import networkx as nx
+from torch import fx
+
+from hetpipe_compiler.ir.captured import Captured
+from hetpipe_compiler.passes.base import Compilation, Pass
+from hetpipe_compiler.passes.normalize import is_random, mutated_arguments, mutated_attributes, storage_of
+
+
+@dataclass(frozen=True)
+class Components:
+    """Atomic components in execution order.
+
+    Attributes:
+        nodes: For each component, names of its fx nodes in program order. The batch's placeholders are in none.
+        constants: Names of the constant nodes and of ``get_attr`` nodes: cloned into every stage that reads them.
+    """
+
+    nodes: tuple[tuple[str, ...], ...]
+    constants: frozenset[str]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{at:4} {' '.join(names)}" for at, names in enumerate(self.nodes))
+
+
+@dataclass(frozen=True)
+class FuseAtomic(Pass):
+    """See the module's rules."""
+
+    name: ClassVar[str] = "fuse_atomic"
+    requires: ClassVar[tuple[str, ...]] = ("captured",)
+    ensures: ClassVar[tuple[str, ...]] = ("components",)
+
+    def run(self, compilation: Compilation) -> None:
+        assert compilation.captured is not None
+        compilation.components = fuse_atomic(compilation.captured)
+
+
+def fuse_atomic(captured: Captured) -> Components:
+    """Apply the rules; time is linear in the graph but for the ordering's logarithm."""
+    graph = captured.graph_module.graph
+    nodes = [n for n in graph.nodes if n.op not in ("placeholder", "output")]
+    constants = _constants(captured, nodes)
+    members = [n for n in nodes if n not in constants]
+    groups = nx.utils.UnionFind(members)
+    for node in members:
+        if node.target is getitem and node.args[0] in groups.parents:
+            groups.union(node.args[0], node)
+    for touching in _touching_mutated(graph, nodes):
+        joined = [n for n in touching if n in groups.parents]
+        if joined:
+            groups.union(*joined)
+    ordered = _order(members, groups, captured.loss_node())
+    return Components(
+        nodes=tuple(tuple(n.name for n in component) for component in ordered),
+        constants=frozenset(n.name for n in constants),
+    )
+
+
+def _constants(captured: Captured, nodes: list[fx.Node]) -> set[fx.Node]:
+    trainable = {t.name for t in captured.parameters if t.trainable}
+    mutated = mutated_attributes(captured.graph_module.graph)
+    constants: set[fx.Node] = set()
+    for node in nodes:
+        if node.op == "get_attr":
+            constants.add(node)
+            continue
+        varies = any(
+            n not in constants or (n.op == "get_attr" and (str(n.target) in trainable or str(n.target) in mutated))
+            for n in node.all_input_nodes
+        )
+        if not varies and not is_random(node) and not mutated_arguments(node):
+            constants.add(node)
+    return constants
+
+
+def _touching_mutated(graph: fx.Graph, nodes: list[fx.Node]) -> Iterator[Iterable[fx.Node]]:
+    """For each storage that is written: every node that makes, names or reads a tensor on it."""
+    written = {storage_of(a) for n in nodes for a in mutated_arguments(n)} - {None}
+    if not written:
+        return
+    named: dict[int, list[fx.Node]] = {s: [] for s in written if s is not None}
+    for node in graph.nodes:
+        storage = storage_of(node)
+        if storage in named:
+            named[storage].append(node)
+    for holders in named.values():
+        yield [n for holder in holders for n in (holder, *holder.users) if n.op != "output"]
+
+
+def _order(members: list[fx.Node], groups: nx.utils.UnionFind, loss: fx.Node) -> list[list[fx.Node]]:
+    position = {node: at for at, node in enumerate(members)}
+    home = {node: groups[node] for node in members}
+    quotient = nx.DiGraph()
+    quotient.add_nodes_from(home.values())
+    for node in members:
+        quotient.add_edges_from(
+            (home[i], home[node]) for i in node.all_input_nodes if i in home and home[i] is not home[node]
+        )
+    merged = nx.condensation(quotient)
+    of_root = merged.graph["mapping"]
+    contents: dict[int, list[fx.Node]] = {c: [] for c in merged}
+    for node in members:
+        contents[of_root[home[node]]].append(node)
+    last = of_root[home[loss]] if loss in home else None
+    # The last node of a component is where the program has finished it: a component waits for its inputs only.
+    key = {c: (c == last, position[nodes[0]]) for c, nodes in contents.items()}
+    return [contents[c] for c in nx.lexicographical_topological_sort(merged, key=key.__getitem__)]

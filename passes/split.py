@@ -1,0 +1,57 @@
+"""A cut by hand (``--split``): where the stages of a virtual worker begin.
+
+Each entry names the first block of the next stage: a block's index, a node that is the first of its block, or a block's
+name. An entry inside a block is refused, because what is in a block must stay on one device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hetpipe_compiler.errors import PlanningError
+from hetpipe_compiler.ir.blocks import BlockChain
+
+
+def split_boundaries(chain: BlockChain, split: Sequence[str | int]) -> tuple[int, ...]:
+    """First blocks of stages 1, 2, ..., ascending.
+
+    Raises:
+        PlanningError: HP303, an entry is unknown, ambiguous, inside a block, or out of order.
+    """
+    boundaries = tuple(_boundary(chain, entry) for entry in split)
+    for before, after, entry in zip((0, *boundaries), boundaries, split, strict=False):
+        if after <= before:
+            problem = (
+                "begins at block 0, where stage 0 begins" if after == 0 else "does not come after the entry before it"
+            )
+            raise _illegal(entry, problem, "list the first block of each later stage, in the order of the model")
+    return boundaries
+
+
+def _boundary(chain: BlockChain, entry: str | int) -> int:
+    if isinstance(entry, int) or entry.isdecimal():
+        index = int(entry)
+        if not 0 <= index < len(chain):
+            raise _illegal(
+                entry, f"is no block: {chain.name} has blocks 0 to {len(chain) - 1}", "see --dump-after coarsen"
+            )
+        return index
+    for index, block in enumerate(chain.blocks):
+        if entry in block.nodes:
+            if entry != block.nodes[0]:
+                raise _illegal(
+                    entry,
+                    f"lies inside block {index} ({block.name}), which must stay on one device",
+                    f"cut at its first node '{block.nodes[0]}', or at block {index + 1}",
+                )
+            return index
+    named = [index for index, block in enumerate(chain.blocks) if block.name == entry]
+    if not named:
+        raise _illegal(entry, f"is no node and no block of {chain.name}", "see --dump-after coarsen for their names")
+    if len(named) > 1 and named != list(range(named[0], named[-1] + 1)):
+        raise _illegal(entry, f"names {len(named)} blocks that do not follow each other", f"give an index: {named}")
+    return named[0]
+
+
+def _illegal(entry: str | int, problem: str, hint: str) -> PlanningError:
+    return PlanningError("HP303", f"'{entry}' {problem}", where="--split", hint=hint)

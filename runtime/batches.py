@@ -1,0 +1,213 @@
+"""Batches for stage 0 of a virtual worker: a function of (seed, virtual worker, minibatch), checked against the plan.
+
+An epoch is as long as the largest shard; a shorter shard wraps round within it (spec section 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from hetpipe_compiler.errors import RunError
+from hetpipe_compiler.runtime.randomness import data_seed, epoch_seed, seed_everything
+
+if TYPE_CHECKING:
+    from hetpipe_compiler.frontend.load import LoadedWorkload
+    from hetpipe_compiler.ir.plan import Plan, Port
+
+
+def shard_lengths(workload: LoadedWorkload, num_shards: int, seed: int) -> tuple[int, ...] | None:
+    """Batches in each shard in the first epoch; None for a workload without ``data``.
+
+    ``len()`` of what ``data`` returns where it has one, else its batches are counted once.
+
+    Raises:
+        RunError: HP515 when a shard has none.
+    """
+    data = workload.workload.data
+    if data is None:
+        return None
+    lengths = []
+    for shard in range(num_shards):
+        seed_everything(epoch_seed(seed, 0))
+        batches = data(shard, num_shards, epoch_seed(seed, 0))
+        try:
+            lengths.append(len(batches))  # type: ignore[arg-type]
+        except TypeError:
+            lengths.append(sum(1 for _ in batches))
+        if not lengths[-1]:
+            raise _no_batches(workload, shard, num_shards)
+    return tuple(lengths)
+
+
+class BatchSource:
+    """minibatch (from 1) -> the leaves of its batch, in ``tree_flatten`` order. Ask in rising order: going back is slow.
+
+    Without ``data`` in the workload every minibatch is the example; an example on the meta device is filled: floating point
+    with a normal distribution seeded from the run's seed, anything else with zeros.
+
+    Args:
+        plan: Its stage 0 of ``vw`` says what the leaves must look like.
+        vw: Virtual worker, which is the shard.
+        workload: Where the batches come from.
+        seed: The run's seed.
+        lengths: What `shard_lengths` says; None: ask it.
+        on_note: Gets a sentence when something is worth saying, once (a shard that wraps round).
+
+    Attributes:
+        lengths: Batches in each shard; None without ``data``.
+
+    Raises:
+        RunError: HP515 a shard without batches; HP516 a batch that is not what the plan was made for, naming the leaf.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        vw: int,
+        workload: LoadedWorkload,
+        seed: int,
+        lengths: tuple[int, ...] | None = None,
+        on_note: Callable[[str], None] | None = None,
+    ) -> None:
+        self._workload, self._vw, self._seed = workload, vw, seed
+        self._shards = len(plan.virtual_workers)
+        self._note = plan.dynamic_batch_note
+        self._ports = tuple(p for p in plan.virtual_workers[vw].stages[0].inputs if p.batch_leaf is not None)
+        self._example = workload.workload.example_batch()
+        self._leaves = len(pytree.tree_leaves(self._example))
+        self.lengths = lengths or shard_lengths(workload, self._shards, seed)
+        self._filled: list[Any] | None = None
+        self._iterator: Iterator[Any] = iter(())
+        self._next = 0
+        if self.lengths and self.lengths[vw] < max(self.lengths) and on_note:
+            on_note(
+                f"vw{vw}: its shard has {self.lengths[vw]} batches and the largest {max(self.lengths)}: "
+                f"it wraps round, repeating {max(self.lengths) - self.lengths[vw]} batches an epoch"
+            )
+
+    @property
+    def minibatches_per_epoch(self) -> int | None:
+        """Minibatches of each virtual worker in an epoch; None without ``data``."""
+        return max(self.lengths) if self.lengths else None
+
+    def __call__(self, minibatch: int) -> list[Any]:
+        """The leaves of a minibatch's batch."""
+        assert minibatch >= 1
+        if self._workload.workload.data is None:
+            return self._example_leaves()
+        assert self.lengths is not None
+        per_epoch = max(self.lengths)
+        epoch = (minibatch - 1) // per_epoch
+        if minibatch < self._next or epoch * per_epoch + 1 > self._next:
+            self._next = epoch * per_epoch + 1
+        batch: Any = None
+        while self._next <= minibatch:  # more than one turn only after a jump
+            batch = self._fetch(self._next, start=(self._next - 1) % per_epoch == 0, epoch=epoch)
+            self._next += 1
+        return self._checked(batch, minibatch)
+
+    def _fetch(self, minibatch: int, *, start: bool, epoch: int) -> Any:
+        if start:
+            self._restart(epoch)
+        for attempt in range(2):
+            seed_everything(data_seed(self._seed, self._vw, minibatch))
+            try:
+                return next(self._iterator)
+            except StopIteration:
+                if attempt == 0:
+                    self._restart(epoch)
+        raise _no_batches(self._workload, self._vw, self._shards)
+
+    def _restart(self, epoch: int) -> None:
+        data = self._workload.workload.data
+        assert data is not None
+        seed = epoch_seed(self._seed, epoch)
+        # Seeded alike on all virtual workers, so that a shuffle that ignores the argument still gives disjoint shards.
+        seed_everything(seed)
+        self._iterator = iter(data(self._vw, self._shards, seed))
+
+    def _example_leaves(self) -> list[Any]:
+        if self._filled is None:
+            generator = torch.Generator().manual_seed(data_seed(self._seed, 0, 0))
+            leaves = [_filled(leaf, generator) for leaf in pytree.tree_leaves(self._example)]
+            self._filled = self._checked(pytree.tree_unflatten(leaves, pytree.tree_structure(self._example)), 1)
+        return self._filled
+
+    def _checked(self, batch: Any, minibatch: int) -> list[Any]:
+        where = f"vw{self._vw}, batch of minibatch {minibatch}"
+        leaves = pytree.tree_flatten_with_path(_in_order_of(self._example, batch, where))[0]
+        if len(leaves) != self._leaves:
+            raise _mismatch(where, f"has {len(leaves)} tensors and values, the example has {self._leaves}")
+        sizes: dict[str, int] = {}
+        for port in self._ports:
+            assert port.batch_leaf is not None
+            path, value = leaves[port.batch_leaf]
+            self._check_leaf(port, value, f"{where}: item {pytree.keystr(path)}", sizes)
+        return [value for _, value in leaves]
+
+    def _check_leaf(self, port: Port, value: Any, where: str, sizes: dict[str, int]) -> None:
+        if port.kind == "scalar":
+            if type(value).__name__ != port.dtype:
+                raise _mismatch(where, f"is {type(value).__name__}, the plan wants {port.dtype}")
+            return
+        if not isinstance(value, torch.Tensor):
+            raise _mismatch(where, f"is {type(value).__name__}, the plan wants a {port.dtype} tensor")
+        dtype = str(value.dtype).removeprefix("torch.")
+        if dtype != port.dtype:
+            raise _mismatch(where, f"has dtype {dtype}, the plan wants {port.dtype}")
+        shape = tuple(value.shape)
+        fits = len(shape) == len(port.shape) and all(
+            size == (sizes.setdefault(want, size) if _is_symbol(want) else want)
+            for size, want in zip(shape, port.shape, strict=True)
+            if isinstance(want, int) or _is_symbol(want)
+        )
+        if not fits:
+            fixed = f" (the batch size is fixed: {self._note})" if self._note else ""
+            raise _mismatch(where, f"has shape {list(shape)}, the plan wants {list(port.shape)}{fixed}")
+
+
+def _is_symbol(size: int | str) -> bool:
+    """Whether a size of a port's shape is a plain name; expressions such as ``2*s0`` are not checked."""
+    return isinstance(size, str) and size.isidentifier()
+
+
+def _in_order_of(example: Any, batch: Any, where: str) -> Any:
+    """``batch`` with the keys of its dictionaries in the order of the example's, which is what leaves are counted by."""
+    if isinstance(example, Mapping) and isinstance(batch, Mapping):
+        if set(example) != set(batch):
+            missing, extra = sorted(set(example) - set(batch)), sorted(set(batch) - set(example))
+            raise _mismatch(where, f"has not the example's keys: missing {missing}, unknown {extra}")
+        return {key: _in_order_of(value, batch[key], where) for key, value in example.items()}
+    if isinstance(example, (tuple, list)) and isinstance(batch, (tuple, list)) and len(example) == len(batch):
+        return [_in_order_of(e, b, where) for e, b in zip(example, batch, strict=True)]
+    return batch
+
+
+def _filled(leaf: Any, generator: torch.Generator) -> Any:
+    if not isinstance(leaf, torch.Tensor) or not leaf.is_meta:
+        return leaf
+    if leaf.is_floating_point():
+        return torch.randn(leaf.shape, generator=generator).to(leaf.dtype)
+    return torch.zeros(leaf.shape, dtype=leaf.dtype)
+
+
+def _mismatch(where: str, message: str) -> RunError:
+    return RunError(
+        "HP516",
+        message,
+        where=where,
+        hint="make data() yield batches of the example's form, or compile with such an example",
+    )
+
+
+def _no_batches(workload: LoadedWorkload, shard: int, num_shards: int) -> RunError:
+    return RunError(
+        "HP515",
+        f"data(shard={shard}, num_shards={num_shards}, ...) yields no batches",
+        where=str(workload.path),
+        hint="every virtual worker needs at least one: use a smaller batch size or more data",
+    )

@@ -1,0 +1,81 @@
+"""Weights on disk: safetensors files under the names that the user's ``model.load_state_dict(strict=True)`` expects."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hetpipe_compiler.errors import RunError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hetpipe_compiler.frontend.load import LoadedWorkload
+    from hetpipe_compiler.ir.plan import Plan
+
+
+def state_dict(plan: Plan, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Values by the plan's names as a state dict: a tied tensor under each of its names, persistent buffers only.
+
+    Args:
+        values: All parameters and buffers of the plan, each under its first name.
+    """
+    kept = (*plan.parameters, *(b for b in plan.buffers if b.persistent))
+    return {name: values[t.name] for t in kept for name in (t.name, *t.aliases)}
+
+
+def save(path: Path, tensors: Mapping[str, Tensor], **facts: Any) -> None:
+    """Write a safetensors file: complete under ``path``, or not there at all. ``facts`` go into its metadata as JSON.
+
+    Raises:
+        RunError: HP557 the file cannot be written.
+    """
+    from safetensors.torch import save_file
+
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    metadata = {"format": "pt", **{key: json.dumps(value) for key, value in facts.items()}}
+    try:
+        # Clones, because the format refuses tensors that share memory (tied ones do).
+        save_file({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}, temporary, metadata)
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise RunError(
+            "HP557", f"cannot write the weights: {error.strerror or error}", where=str(path), hint="make room, or choose another -o"
+        ) from error
+
+
+def evaluate(loaded: LoadedWorkload, weights: Path, seed: int) -> dict[str, float] | None:
+    """What the workload's ``evaluate`` says of the user's own model with these weights; None without one.
+
+    Raises:
+        RunError: HP558 it raises, or the weights do not load strictly.
+    """
+    import traceback
+
+    import torch
+    from safetensors.torch import load_file
+
+    from hetpipe_compiler.frontend.load import user_line
+    from hetpipe_compiler.runtime.build_model import build_model
+
+    if loaded.workload.evaluate is None:
+        return None
+    model = build_model(loaded, seed)
+    try:
+        model.load_state_dict(load_file(weights), strict=True)
+        model.eval()
+        with torch.no_grad():
+            numbers = loaded.workload.evaluate(model)
+        return {str(name): float(value) for name, value in numbers.items()}
+    except Exception as error:
+        last = "\n  ".join("".join(traceback.format_exception(error)).rstrip().splitlines()[-8:])
+        raise RunError(
+            "HP558",
+            f"evaluation failed: {type(error).__name__}: {error}\n  {last}",
+            where=user_line(error, loaded.path),
+            hint=f"training itself is done: the weights are in {weights}",
+        ) from error

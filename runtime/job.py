@@ -1,0 +1,69 @@
+"""What one run does: RUN/run.json, written by the launcher and read by every process of the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+FILE_NAME = "run.json"
+
+
+class Job(BaseModel):
+    """The options of a run, with defaults filled in.
+
+    Attributes:
+        plan: The plan folder.
+        minibatches: Per virtual worker, the same for all.
+        minibatches_per_epoch: Of one virtual worker; None without ``data`` in the workload.
+        threads: Compute threads of each process.
+        workload: The model.py to use.
+        settings: What its ``workload()`` is called with.
+        weights: safetensors file with the initial weights and buffers.
+        save_every: Waves between saved weights; None: only at the end.
+        timeout_s: Seconds without progress of any process after which the run ends with a report.
+        store: HOST:PORT of the launcher's TCPStore.
+        events: ZeroMQ endpoint of the launcher's event channel.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    plan: Path
+    minibatches: int
+    minibatches_per_epoch: int | None
+    seed: int
+    reproducible: bool
+    threads: int
+    backend: Literal["cpu", "cuda"]
+    workload: Path
+    settings: dict[str, Any]
+    weights: Path
+    save_every: int | None
+    timeout_s: float
+    store: str = ""
+    events: str = ""
+
+    def save(self, run: Path) -> None:
+        """Write it into the run folder."""
+        (run / FILE_NAME).write_text(self.model_dump_json(indent=1) + "\n")
+
+    @classmethod
+    def load(cls, run: Path) -> Job:
+        """Read it from the run folder."""
+        return cls.model_validate_json((run / FILE_NAME).read_text())
+
+
+def worker_name(vw: int, stage: int) -> str:
+    """``vw0/stage1``: how a worker is called in messages and events."""
+    return f"vw{vw}/stage{stage}"
+
+
+def server_name(node: str) -> str:
+    """``server n0``."""
+    return f"server {node}"
+
+
+def log_path(run: Path, process: str) -> Path:
+    """RUN/logs/vw0-stage1.log, RUN/logs/server-n0.log."""
+    return run / "logs" / (process.replace("/", "-").replace(" ", "-") + ".log")

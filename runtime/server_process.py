@@ -1,0 +1,221 @@
+"""The parameter server of one node: ``python -m hetpipe_compiler.runtime.server_process --run DIR --node NAME``.
+
+A ROUTER socket around a `ParameterShard`. It listens on 127.0.0.1 at a free port and reports the endpoint to the
+launcher. One thread handles one message at a time, in the order of arrival (with an emulated network: in the order of
+delivery). Besides the parameters it keeps the newest buffers of the stages that report to it; it does not merge them.
+
+With ``--save-every``, each parameter is kept as it was when its clock reached a multiple of that many waves, and the set
+goes to the launcher when it is complete: in reproducible mode exactly the weights of that clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import zmq
+
+from hetpipe_compiler.errors import RunError
+from hetpipe_compiler.ir.plan import Plan
+from hetpipe_compiler.runtime.child import child_process
+from hetpipe_compiler.runtime.events import EventSender, StatusThread
+from hetpipe_compiler.runtime.job import Job, server_name
+from hetpipe_compiler.runtime.transport.parameter_link import decode, encode, now_us
+from hetpipe_compiler.runtime.waits import Activity
+from hetpipe_compiler.runtime.wsp.server import ParameterShard, Reply
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_IDLE_MS = 500
+
+
+class ServerLoop:
+    """Serves one shard until the launcher says stop.
+
+    Args:
+        shard: The parameters.
+        virtual_workers: N.
+        events: Where events go; None: nowhere.
+        save_every: Waves between the weights sent to the launcher; None: never.
+    """
+
+    def __init__(
+        self,
+        shard: ParameterShard,
+        virtual_workers: int,
+        *,
+        events: EventSender | None = None,
+        save_every: int | None = None,
+        activity: Activity | None = None,
+        host: str = "127.0.0.1",
+    ) -> None:
+        self._shard = shard
+        self._virtual_workers = virtual_workers
+        self._events = events
+        self._save_every = save_every
+        self.activity = activity or Activity()
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        port = self._socket.bind_to_random_port(f"tcp://{host}")
+        self.endpoint = f"tcp://{host}:{port}"
+        self._due: list[tuple[int, int, bytes, dict[str, Any], dict[str, Tensor]]] = []
+        self._order = itertools.count()
+        self._buffers: dict[int, dict[str, Tensor]] = {}
+        self._samples: dict[int, dict[str, int]] = {}
+        self._kept: dict[int, dict[str, Tensor]] = {}
+        self._clocks = dict.fromkeys(shard.names, 0)
+        self._stopped = False
+
+    def clocks(self) -> dict[str, Any]:
+        """For status events: virtual worker -> waves that it has pushed of every parameter here."""
+        counts = {vw: min(self._shard.waves(vw).values(), default=0) for vw in range(self._virtual_workers)}
+        return {"clocks": counts}
+
+    def run(self) -> None:
+        """Serve until told to stop."""
+        self.activity.begin("serving")
+        while not self._stopped:
+            wait_ms = _IDLE_MS if not self._due else max(0, min(_IDLE_MS, (self._due[0][0] - now_us()) // 1000 + 1))
+            if self._socket.poll(wait_ms):
+                self._receive()
+            while self._due and self._due[0][0] <= now_us():
+                _, _, sender, header, tensors = heapq.heappop(self._due)
+                self._handle(sender, header, tensors)
+        self._socket.close(linger=5000)
+        self._context.term()
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                sender, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            header, tensors = decode([frame.buffer for frame in frames])
+            due_us = header.get("due_us", 0)
+            heapq.heappush(self._due, (due_us, next(self._order), sender.bytes, header, tensors))
+
+    def _handle(self, sender: bytes, header: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        name = sender.decode(errors="replace")
+        handler = getattr(self, f"_on_{header['op']}", None)
+        if handler is None:
+            self._send(sender, {"op": "error", "text": f"unknown request '{header['op']}' from {name}"})
+            return
+        try:
+            handler(sender, header, tensors)
+        except RunError as error:
+            place = f"{error.where}: " if error.where else ""
+            self._send(sender, {"op": "error", "text": place + error.message})
+
+    def _on_push(self, sender: bytes, header: dict[str, Any], updates: dict[str, Tensor]) -> None:
+        vw, stage, wave = header["vw"], header["stage"], header["wave"]
+        self.activity.begin(f"wave {wave} of vw{vw}/stage{stage}")
+        replies = self._shard.push(vw, stage, wave, updates)
+        self._send(sender, {"op": "ack", "of": "push", "wave": wave})
+        self._answer(replies + self._shard.pull(vw, stage, tuple(updates), header["need"]))
+        self._keep(tuple(updates))
+
+    def _on_finish(self, sender: bytes, header: dict[str, Any], _: dict[str, Tensor]) -> None:
+        vw, stage, names = header["vw"], header["stage"], tuple(header["names"])
+        self.activity.begin(f"finish of vw{vw}/stage{stage}")
+        replies = self._shard.finish(vw, stage, names) if names else []
+        self._send(sender, {"op": "ack", "of": "finish"})
+        self._answer(replies)
+        self._keep(names)
+
+    def _on_buffers(self, _: bytes, header: dict[str, Any], values: dict[str, Tensor]) -> None:
+        self._buffers.setdefault(header["vw"], {}).update(values)
+        self._samples.setdefault(header["vw"], {}).update(dict.fromkeys(values, header["samples"]))
+
+    def _on_snapshot(self, sender: bytes, *_: Any) -> None:
+        self._send(sender, {"op": "snapshot", **self._snapshot_header()}, self._snapshot(self._shard.snapshot()))
+
+    def _on_stop(self, sender: bytes, *_: Any) -> None:
+        self._send(sender, {"op": "ack", "of": "stop"})
+        self._stopped = True
+
+    def _answer(self, replies: list[Reply]) -> None:
+        for reply in replies:
+            header = {
+                "op": "weights",
+                "clock": reply.clock,
+                "contains": reply.contains,
+                "need": reply.need,
+                "sent_us": now_us(),
+            }
+            self._send(f"vw{reply.vw}/stage{reply.stage}".encode(), header, reply.weights)
+
+    def _send(self, to: bytes, header: dict[str, Any], tensors: Mapping[str, Tensor] | None = None) -> None:
+        # Weights and buffers are never written again once they are here, so ZeroMQ may read them whenever it likes.
+        self._socket.send_multipart([to, *encode(header, tensors)], copy=False)
+
+    def _snapshot_header(self) -> dict[str, Any]:
+        return {"clock": self._shard.clock(), "samples": self._samples, **self.clocks()}
+
+    def _snapshot(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Weights as ``w:name`` and buffers as ``b:vw:name``."""
+        tensors = {f"w:{name}": value for name, value in weights.items()}
+        for vw, values in self._buffers.items():
+            tensors.update({f"b:{vw}:{name}": value for name, value in values.items()})
+        return tensors
+
+    def _keep(self, names: tuple[str, ...]) -> None:
+        """Keep the parameters whose clock has just passed a multiple of ``save_every``; send a set that is complete."""
+        if not self._save_every or self._events is None:
+            return
+        weights = self._shard.snapshot()
+        for name in names:
+            before, self._clocks[name] = self._clocks[name], self._shard.clock([name])
+            for wave in range(before + 1, self._clocks[name] + 1):
+                if wave % self._save_every == 0:
+                    self._kept.setdefault(wave, {})[name] = weights[name]
+        for wave in [w for w, kept in self._kept.items() if len(kept) == len(self._clocks)]:
+            tensors = self._snapshot(self._kept.pop(wave))
+            self._events.send("weights", tensors, **{**self._snapshot_header(), "clock": wave})
+
+
+def serve(run: Path, node: str) -> None:
+    """Be the server of ``node`` in the run of ``run``."""
+    job = Job.load(run)
+    plan = Plan.load(job.plan)
+    with child_process(job, server_name(node)) as events:
+        from safetensors import safe_open
+
+        trainable = {p.name for p in plan.parameters if p.trainable}
+        mine = next(server for server in plan.servers if server.node == node)
+        with safe_open(job.weights, "pt") as file:
+            weights = {name: file.get_tensor(name) for name in mine.parameters if name in trainable}
+        n = len(plan.virtual_workers)
+        shard = ParameterShard(
+            weights,
+            n,
+            scale=plan.update_scale,
+            staleness=plan.staleness,
+            reproducible=job.reproducible,
+            on_event=lambda event: events.send(event.pop("event"), **event),
+        )
+        loop = ServerLoop(shard, n, events=events, save_every=job.save_every)
+        status = StatusThread(events, loop.activity, loop.clocks)
+        status.start()
+        events.send("ready", endpoint=loop.endpoint)
+        loop.run()
+        status.stop()
+
+
+def main() -> None:
+    """Entry point of the process."""
+    parser = argparse.ArgumentParser(prog="hetpipe-server")
+    parser.add_argument("--run", type=Path, required=True)
+    parser.add_argument("--node", required=True)
+    arguments = parser.parse_args()
+    serve(arguments.run, arguments.node)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""What a process is doing and what it waits for, so that nothing waits without a name."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Wait:
+    """``what`` from ``whom`` since ``since`` (seconds since the epoch)."""
+
+    what: str
+    whom: str
+    since: float
+
+
+@dataclass
+class Activity:
+    """The state that a process reports to the launcher. Written by the working thread, read by the reporting one.
+
+    Attributes:
+        steps: Instructions (or requests) finished; the launcher's watchdog takes any change for progress.
+        doing: The instruction in progress, or the last one.
+        since: When that began, seconds since the epoch.
+        wait: What the working thread waits for now, if it waits.
+        waited_s: Seconds spent in waits that have ended.
+        waited_for_weights_s: The part of them spent waiting for parameter servers.
+    """
+
+    steps: int = 0
+    doing: str = "starting"
+    since: float = field(default_factory=time.time)
+    wait: Wait | None = None
+    waited_s: float = 0.0
+    waited_for_weights_s: float = 0.0
+
+    def begin(self, doing: str) -> None:
+        """Say what comes next; ends what was done before."""
+        self.steps += 1
+        self.doing = doing
+        self.since = time.time()
+
+    @contextmanager
+    def waiting(self, what: str, whom: str, *, weights: bool = False) -> Iterator[None]:
+        """Around anything that may block: time in it counts as waiting."""
+        start = time.monotonic()
+        self.wait = Wait(what, whom, time.time())
+        try:
+            yield
+        finally:
+            self.wait = None
+            spent = time.monotonic() - start
+            self.waited_s += spent
+            if weights:
+                self.waited_for_weights_s += spent
+
+    def report(self) -> dict[str, Any]:
+        """For the event channel; the time of an unfinished wait is included in the totals."""
+        wait = self.wait
+        running = max(0.0, time.time() - wait.since) if wait else 0.0
+        return {
+            "steps": self.steps,
+            "doing": self.doing,
+            "since": self.since,
+            "waited_s": self.waited_s + running,
+            "waited_for_weights_s": self.waited_for_weights_s,
+            "wait": {"what": wait.what, "whom": wait.whom, "since": wait.since} if wait else None,
+        }
