@@ -1,7 +1,7 @@
 """Read ``graph.json`` of a plan folder: the model's nodes with their costs, for pictures and exports.
 
-`hetpipe_compiler.codegen.artifact` writes it. Nodes come in execution order: the batch's inputs and every call; a stage of the
-plan names the nodes that it runs.
+`hetpipe_compiler.codegen.artifact` writes it. Nodes come in execution order: the batch's inputs and every call; a
+stage of the plan names the nodes that it runs.
 """
 
 from __future__ import annotations

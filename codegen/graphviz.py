@@ -1,4 +1,4 @@
-"""Draw one virtual worker's partition: a cluster per stage with module groups inside, cuts coloured with their bytes and link.
+"""Draw partitions: a frame per stage with module groups inside, cuts coloured and labelled with their bytes and link.
 
 The ``.dot`` text needs no Graphviz; drawing needs its ``dot`` program on PATH and stops after a time limit.
 """
@@ -15,7 +15,7 @@ from typing import Any
 from hetpipe_compiler.codegen.graph_file import GraphNode
 from hetpipe_compiler.codegen.module_groups import Box, boxes_of_worker
 from hetpipe_compiler.codegen.quantities import bytes_of, bytes_text, device_ranges, digits
-from hetpipe_compiler.codegen.worker_groups import WorkerGroup, same_cuts, worker_of
+from hetpipe_compiler.codegen.worker_groups import WorkerGroup, same_cuts
 from hetpipe_compiler.errors import ArtifactError
 from hetpipe_compiler.ir.plan import Plan, Stage
 
@@ -40,11 +40,7 @@ def plan_dot(plan: Plan, graph: Sequence[GraphNode], *, vw: int | None = None, o
     """
     import graphviz
 
-    if vw is None:
-        groups = same_cuts(plan)
-    else:
-        worker = worker_of(plan, vw)
-        groups = tuple(g for g in same_cuts(plan) if worker in g.members)
+    groups = same_cuts(plan, vw)
     title = (
         f"{plan.name}: predicted {digits(plan.samples_per_s)} samples/s\n"
         f"batch {plan.batch_size}, policy {plan.policy}, Nm {plan.nm}, D {plan.staleness}"

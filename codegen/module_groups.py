@@ -2,14 +2,15 @@
 
 Rule, for each stage:
 
-1. Nodes are keyed by the first ``depth`` parts of their module path; runs of the same key become one box. Nodes without a module
-   join the box before them (after them at the start): they glue modules together.
+1. Nodes are keyed by the first ``depth`` parts of their module path; runs of the same key become one box. Nodes
+   without a module join the box before them (after them at the start): they glue modules together.
 2. ``depth`` is the smallest that gives at least `FEW` boxes; if none does, the deepest.
-3. More boxes than there is room for are packed: equally many neighbours into each, labelled with the first and the last.
+3. More boxes than there is room for are packed: equally many neighbours into each, labelled with the first and last.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,7 +33,10 @@ class Box:
 
 
 def boxes_of_worker(worker: VirtualWorker, graph: Sequence[GraphNode], *, ops: bool = False) -> tuple[Box, ...]:
-    """Boxes of all stages in execution order; ``ops``: one box per call. Nodes that the graph does not know are left out."""
+    """Boxes of all stages in execution order; ``ops``: one box per call.
+
+    Nodes that the graph does not know are left out.
+    """
     by_name = {node.name: node for node in graph}
     stages = [[by_name[name] for name in stage.nodes if name in by_name] for stage in worker.stages]
     if ops:
@@ -78,7 +82,7 @@ def _packed(boxes: list[Box], room: int) -> list[Box]:
     if len(boxes) <= room:
         return boxes
     starts = [len(boxes) * i // room for i in range(room + 1)]
-    return [_merged(boxes[a:b]) for a, b in zip(starts, starts[1:], strict=False)]
+    return [_merged(boxes[a:b]) for a, b in itertools.pairwise(starts)]
 
 
 def _merged(boxes: Sequence[Box]) -> Box:

@@ -1,11 +1,12 @@
 """One ONNX file of the whole model whose nodes carry the standard pipeline-stage annotation.
 
 The stage modules of one virtual worker are chained, exported with ``torch.export`` on fake tensors and translated by
-``torch.onnx`` without optimisation, so that each node still comes from one line of a stage module. Each distinct partition of
-the plan becomes a `DeviceConfigurationProto`; costs and places go to ``metadata_props`` (`onnx_stages`).
+``torch.onnx`` without optimisation, so that each node still comes from one line of a stage module. Each distinct
+partition of the plan becomes a `DeviceConfigurationProto`; costs and places go to ``metadata_props`` (`onnx_stages`).
 
-The file describes the forward pass of training (dropout and batch normalisation in training mode), at the example batch's
-shapes. ONNX has no in-place updates: what the forward pass writes into buffers is left out, and named in ``hetpipe.not_exported``.
+The file describes the forward pass of training (dropout and batch normalisation in training mode), at the example
+batch's shapes. ONNX has no in-place updates: what the forward pass writes into buffers is left out, and named in
+``hetpipe.not_exported``.
 """
 
 from __future__ import annotations
@@ -41,28 +42,32 @@ def write_onnx(
     graph: Sequence[GraphNode],
     path: Path,
     *,
-    vw: int = 0,
+    vw: int | None = None,
     embed_limit_bytes: int = EMBED_LIMIT_BYTES,
 ) -> None:
-    """Write ``path``; virtual worker ``vw``'s stage modules are the source, all partitions are annotated.
+    """Write ``path``.
+
+    Args:
+        vw: The virtual worker whose partition is annotated; None annotates each distinct one.
+        embed_limit_bytes: Weights above it stay outside the .onnx (`attach_weights`).
 
     Raises:
-        ArtifactError: HP441 no such virtual worker; HP445 stage modules or weights are missing; HP446 the stages cannot be
-            captured; HP447 an operator has no ONNX form; HP448 the result does not pass ONNX's own checker.
+        ArtifactError: HP441 no such virtual worker; HP445 stage modules or weights are missing; HP446 the stages cannot
+            be captured; HP447 an operator has no ONNX form; HP448 the result does not pass ONNX's own checker.
     """
     import onnx
     import onnx_ir
 
     from hetpipe_compiler.codegen.stage_chain import node_lines, stage_path
 
-    worker = worker_of(plan, vw)
+    worker = worker_of(plan, vw or 0)
     paths = [stage_path(stage, folder) for stage in worker.stages]
     origins = Origins(paths, [node_lines(file) for file in paths])
     exported, model = _export(plan, worker, folder, graph)
     found = origins_of(model, origins)
     _use_batch_statistics(model, found, _training_norms(exported, origins))
     configurations = [
-        (group, pipeline_stages(model, found, group, own=worker in group.members)) for group in same_cuts(plan)
+        (group, pipeline_stages(model, found, group, own=worker in group.members)) for group in same_cuts(plan, vw)
     ]
     annotate_nodes(model, found, graph)
     _describe(model, plan, exported)
@@ -87,7 +92,9 @@ def _export(plan: Plan, worker: VirtualWorker, folder: Path, graph: Sequence[Gra
         chain = StageChain(worker, folder)
         values = example_values(plan, worker, graph)
         try:
-            exported = torch.export.export(chain, values, strict=False)
+            # Without gradients: a no_grad region then needs no sub-graph, which would hide where its nodes come from.
+            with torch.no_grad():
+                exported = torch.export.export(chain, values, strict=False)
         except Exception as error:
             raise ArtifactError(
                 "HP446", f"torch.export cannot capture the chained stages: {_first_line(error)}", where=str(folder)
@@ -126,9 +133,9 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _training_norms(exported: Any, origins: Origins) -> set[tuple[int, int]]:
+def _training_norms(exported: Any, origins: Origins) -> set[tuple[int, int | None]]:
     """(stage, line) of every call that normalises with the batch's own statistics."""
-    places = set()
+    places: set[tuple[int, int | None]] = set()
     for node in exported.graph.nodes:
         schema = getattr(node.target, "_schema", None)
         if schema is None or "batch_norm" not in schema.name:
@@ -139,7 +146,7 @@ def _training_norms(exported: Any, origins: Origins) -> set[tuple[int, int]]:
     return places
 
 
-def _use_batch_statistics(model: Any, found: Sequence[Origin | None], places: set[tuple[int, int]]) -> None:
+def _use_batch_statistics(model: Any, found: Sequence[Origin | None], places: set[tuple[int, int | None]]) -> None:
     """Set ``training_mode``: torch.onnx writes BatchNormalization as if for inference, whatever the call said."""
     import onnx_ir
 

@@ -12,22 +12,26 @@ from pathlib import Path
 from typing import Any
 
 from hetpipe_compiler.codegen.graph_file import GraphNode
-from hetpipe_compiler.codegen.quantities import digits
 from hetpipe_compiler.codegen.worker_groups import WorkerGroup
 
 #: Prefix of our keys in ``metadata_props``.
 PREFIX = "hetpipe."
 _TRACE = "pkg.torch.onnx.stack_trace"
+_SCOPES = "pkg.torch.onnx.name_scopes"
+_STAGE_SCOPE = re.compile(r"'stage(\d+)'")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a node was written: stage and line of its module, and the fx node that the line computes."""
+    """Where a node was written: stage and line of its module, and the fx node that the line computes.
+
+    Line and node are None inside an autocast region, of which the exporter keeps only the stage.
+    """
 
     stage: int
-    line: int
-    node: str
+    line: int | None = None
+    node: str | None = None
 
 
 class Origins:
@@ -48,23 +52,31 @@ class Origins:
 
 def origins_of(model: Any, origins: Origins) -> list[Origin | None]:
     """The origin of each node of an ``onnx_ir`` model's graph, in order."""
-    return [origins.find(node.metadata_props.get(_TRACE)) for node in model.graph]
+    found: list[Origin | None] = []
+    for node in model.graph:
+        origin = origins.find(node.metadata_props.get(_TRACE))
+        scope = _STAGE_SCOPE.search(node.metadata_props.get(_SCOPES, ""))
+        found.append(Origin(int(scope[1])) if origin is None and scope else origin)
+    return found
 
 
 def annotate_nodes(model: Any, found: Sequence[Origin | None], graph: Sequence[GraphNode]) -> None:
     """Replace the exporter's metadata (which holds this machine's paths) by ours.
 
-    Every node gets ``hetpipe.node``, ``.op``, ``.module`` and ``.source``; costs go to the last node that an fx node became, so
-    that they add up.
+    Every node gets ``hetpipe.node``, ``.op``, ``.module`` and ``.source``; costs go to the last node that an fx node
+    became, so that they add up.
     """
     known = {node.name: node for node in graph}
-    last = {origin.node: i for i, origin in enumerate(found) if origin}
+    last = {origin.node: i for i, origin in enumerate(found) if origin and origin.node}
     for i, (node, origin) in enumerate(zip(model.graph, found, strict=True)):
         node.metadata_props.clear()
-        source = known.get(origin.node) if origin else None
-        if origin is not None:
-            node.metadata_props[f"{PREFIX}node"] = origin.node
-        if source is None or origin is None:
+        for value in node.outputs:
+            value.metadata_props.clear()
+        if origin is None or origin.node is None:
+            continue
+        node.metadata_props[f"{PREFIX}node"] = origin.node
+        source = known.get(origin.node)
+        if source is None:
             continue
         for key, value in (("op", source.op), ("module", source.module), ("source", source.source)):
             if value:
@@ -79,7 +91,7 @@ def annotate_nodes(model: Any, found: Sequence[Origin | None], graph: Sequence[G
 def _write_costs(props: dict[str, str], source: GraphNode) -> None:
     for way in ("forward_ms", "backward_ms"):
         for kind, ms in getattr(source, way).items():
-            props[f"{PREFIX}{way}.{kind}"] = digits(ms)
+            props[f"{PREFIX}{way}.{kind}"] = f"{ms:.6g}"
     props[f"{PREFIX}output_bytes"] = str(source.output_bytes)
     if source.flops:
         props[f"{PREFIX}flops"] = str(int(source.flops))
@@ -98,7 +110,7 @@ def pipeline_stages(model: Any, found: Sequence[Origin | None], group: WorkerGro
         for name in stage.nodes:
             by_name.setdefault(name, stage.index)
     stages: list[int | None] = [
-        None if origin is None else origin.stage if own else by_name.get(origin.node) for origin in found
+        None if origin is None else origin.stage if own else by_name.get(origin.node or "") for origin in found
     ]
     nodes = list(model.graph)
     index = {id(node): i for i, node in enumerate(nodes)}

@@ -1,7 +1,7 @@
 """The initialisers of an exported ONNX model: taken from the plan folder's safetensors files, never through torch.
 
-A safetensors file is a header and raw little-endian tensors, which is what ONNX calls external data; so an initialiser is first
-a reference into that file, and its bytes move only when they must.
+A safetensors file is a header and raw little-endian tensors, which is what ONNX calls external data; so an initialiser
+is first a reference into that file, and its bytes move only when they must.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def attach_weights(
 ) -> None:
     """Name the initialisers of an ``onnx_ir`` model as the user's model does, and give them the plan's values.
 
-    Without weights in the plan, parameters and buffers become inputs of the graph. Above ``embed_limit_bytes`` the weights stay
-    outside the .onnx: in the plan folder itself if ``path`` lies there, else in ``<path>.data`` beside it.
+    Without weights in the plan, parameters and buffers become inputs of the graph. Above ``embed_limit_bytes`` the
+    weights stay outside the .onnx: in the plan folder itself if ``path`` lies there, else in ``<path>.data`` beside it.
 
     Raises:
         ArtifactError: HP445, a weight is missing in the folder.

@@ -20,7 +20,7 @@ from hetpipe_compiler.ir.plan import Plan, Port, Stage, VirtualWorker
 
 
 class StageChain(torch.nn.Module):
-    """Stages as submodules ``stage0``, ``stage1``...; called with the batch's values, returns what the last stage returns."""
+    """Stages as submodules ``stage0``, ``stage1``...; called with the batch, returns what the last stage returns."""
 
     def __init__(self, worker: VirtualWorker, folder: Path) -> None:
         super().__init__()
@@ -69,9 +69,15 @@ def load_stage(path: Path) -> torch.nn.Module:
 
 
 def node_lines(path: Path) -> dict[int, str]:
-    """Line -> name of the fx node that the statement on it computes (the variable that it assigns)."""
+    """Line of ``forward`` -> name of the fx node that the statement on it computes (the variable that it assigns).
+
+    Methods that hold regions are left out: a region is one node of the plan, and its call stands in ``forward``.
+    """
     lines: dict[int, str] = {}
-    for statement in ast.walk(ast.parse(path.read_text())):
+    functions = (
+        f for f in ast.walk(ast.parse(path.read_text())) if isinstance(f, ast.FunctionDef) and f.name == "forward"
+    )
+    for statement in (s for function in functions for s in ast.walk(function)):
         if not isinstance(statement, ast.Assign) or isinstance(statement.value, ast.Constant):
             continue
         target = statement.targets[0]

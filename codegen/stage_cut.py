@@ -65,7 +65,10 @@ class _Cutter:
         self._count = len(bounds)
         self._graph = captured.graph_module.graph
         self._home: dict[str, int] = {
-            name: stage for stage, (lo, hi) in enumerate(bounds) for b in range(lo, hi) for name in chain.blocks[b].nodes
+            name: stage
+            for stage, (lo, hi) in enumerate(bounds)
+            for b in range(lo, hi)
+            for name in chain.blocks[b].nodes
         }
         self._tensors = captured.tensors
         self._loss = captured.loss_node()

@@ -1,7 +1,7 @@
 """The plan as tables for a terminal: what ``hetpipe-compile`` and ``hetpipe-inspect`` print. Needs no torch.
 
-Narrow terminals (80 columns) get two lines per stage, wide ones (from `WIDE` columns) one. A ``~`` before a time says that it
-is estimated, not measured.
+Narrow terminals (80 columns) get two lines per stage, wide ones (from `WIDE` columns) one. A ``~`` before a time says
+that it is estimated, not measured.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ WIDE = 112
 _NOT_PARTS = frozenset({"total", "capacity"})
 
 
-def plan_tables(plan: Plan, *, width: int) -> list[RenderableType]:
-    """The header, a table per virtual worker (alike ones once) and the parameter servers, for ``width`` columns."""
+def plan_tables(plan: Plan, *, width: int, vw: int | None = None) -> list[RenderableType]:
+    """The header, a table per virtual worker (alike ones once) and the parameter servers, for ``width`` columns.
+
+    ``vw``: the table of that virtual worker only; raises `ArtifactError` HP441 if there is none.
+    """
     wide = width >= WIDE
     shown: list[RenderableType] = [_header(plan, wide)]
-    shown += [_worker_table(group, wide) for group in alike(plan)]
+    shown += [_worker_table(group, wide) for group in alike(plan, vw)]
     if not all(stage.measured for worker in plan.virtual_workers for stage in worker.stages):
         how = "by a roofline of the catalogue's figures" if plan.predicted == "roofline" else "not measured"
         shown.append(Text(f"~ estimated {how}; w: minibatches in flight; times are for one minibatch", style="dim"))
@@ -40,9 +43,9 @@ def plan_tables(plan: Plan, *, width: int) -> list[RenderableType]:
     return shown
 
 
-def memory_table(plan: Plan, *, width: int) -> list[RenderableType]:
+def memory_table(plan: Plan, *, width: int, vw: int | None = None) -> list[RenderableType]:
     """What makes up each stage's memory: a table per virtual worker, a column per part that is not zero everywhere."""
-    return [_memory_of(group, width) for group in alike(plan)]
+    return [_memory_of(group, width) for group in alike(plan, vw)]
 
 
 def plan_text(plan: Plan, *, width: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 from hetpipe_compiler.codegen.quantities import number_ranges
@@ -28,14 +28,19 @@ class WorkerGroup:
         return tuple(worker.stages[stage].device for worker in self.members)
 
 
-def alike(plan: Plan) -> tuple[WorkerGroup, ...]:
-    """Groups of virtual workers whose stages equal each other in everything but the device's id."""
-    return _group(plan, lambda w: w.model_dump_json(exclude={"index": True, "stages": {"__all__": {"device"}}}))
+def alike(plan: Plan, vw: int | None = None) -> tuple[WorkerGroup, ...]:
+    """Groups of virtual workers whose stages equal each other in everything but the device's id.
+
+    ``vw``: only that virtual worker, alone; raises `ArtifactError` HP441 if there is none.
+    """
+    return _group(
+        _chosen(plan, vw), lambda w: w.model_dump_json(exclude={"index": True, "stages": {"__all__": {"device"}}})
+    )
 
 
-def same_cuts(plan: Plan) -> tuple[WorkerGroup, ...]:
+def same_cuts(plan: Plan, vw: int | None = None) -> tuple[WorkerGroup, ...]:
     """Groups of virtual workers that cut the model at the same places and run the parts on the same kinds."""
-    return _group(plan, lambda w: tuple((s.kind, s.nodes) for s in w.stages))
+    return _group(_chosen(plan, vw), lambda w: tuple((s.kind, s.nodes) for s in w.stages))
 
 
 def worker_of(plan: Plan, index: int) -> VirtualWorker:
@@ -49,8 +54,12 @@ def worker_of(plan: Plan, index: int) -> VirtualWorker:
     return plan.virtual_workers[index]
 
 
-def _group(plan: Plan, key: Callable[[VirtualWorker], Hashable]) -> tuple[WorkerGroup, ...]:
+def _chosen(plan: Plan, vw: int | None) -> tuple[VirtualWorker, ...]:
+    return plan.virtual_workers if vw is None else (worker_of(plan, vw),)
+
+
+def _group(all_workers: Sequence[VirtualWorker], key: Callable[[VirtualWorker], Hashable]) -> tuple[WorkerGroup, ...]:
     members: dict[Hashable, list[VirtualWorker]] = {}
-    for worker in plan.virtual_workers:
+    for worker in all_workers:
         members.setdefault(key(worker), []).append(worker)
     return tuple(WorkerGroup(workers[0], tuple(workers)) for workers in members.values())

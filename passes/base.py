@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -70,31 +71,35 @@ class Pass(ABC):
 
 @dataclass
 class Pipeline:
-    """Runs passes in order.
+    """Runs passes one after another.
 
     Attributes:
-        passes: In order.
         dump_after: Names of passes whose result is shown to ``on_dump``.
-        seconds: Filled in: wall time of each pass.
+        on_start: Told the name of each step as it begins.
+        seconds: Filled in: wall time of each step.
     """
 
-    passes: tuple[Pass, ...]
     dump_after: frozenset[str] = frozenset()
     on_dump: Callable[[str, str], Any] = lambda _name, _text: None
     on_start: Callable[[str], Any] = lambda _name: None
     seconds: dict[str, float] = field(default_factory=dict)
 
-    def run(self, compilation: Compilation) -> None:
-        """Run all passes; an unmet requirement or a promise not kept is our own bug."""
-        for step in self.passes:
-            _check(step, compilation, step.requires, "requires")
-            self.on_start(step.name)
-            start = time.perf_counter()
+    def run(self, step: Pass, compilation: Compilation) -> None:
+        """Run a pass; an unmet requirement or a promise not kept is our own bug."""
+        _check(step, compilation, step.requires, "requires")
+        with self.timed(step.name):
             step.run(compilation)
-            self.seconds[step.name] = time.perf_counter() - start
-            _check(step, compilation, step.ensures, "ensures")
-            if step.name in self.dump_after:
-                self.on_dump(step.name, step.dump(compilation))
+        _check(step, compilation, step.ensures, "ensures")
+        if step.name in self.dump_after:
+            self.on_dump(step.name, step.dump(compilation))
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Count the time of a step that is no pass."""
+        self.on_start(name)
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - start
 
 
 def _check(step: Pass, compilation: Compilation, names: Iterable[str], word: str) -> None:

@@ -16,8 +16,8 @@ from hetpipe_compiler.ir.plan import DataParallel
 def predict_data_parallel(chain: BlockChain, cluster: Cluster) -> DataParallel:
     """Synchronous data parallelism with ring all-reduce.
 
-    1. A device takes part if the whole model with one minibatch fits it (`replica_bytes`). **All** that fit take part, as in
-       the paper, even if the step would be faster without the slowest kind.
+    1. A device takes part if the whole model with one minibatch fits it (`replica_bytes`). **All** that fit take part,
+       as in the paper, even if the step would be faster without the slowest kind.
     2. Each computes one minibatch; the step waits for the slowest. Its time is forward + backward, no stage border.
     3. Then gradients are summed round a ring of these devices in file order: 2 (n - 1) messages of 1/n of the
        parameter bytes each, all links at once, so each message takes as long as on the ring's slowest link. Nothing
@@ -36,10 +36,10 @@ def predict_data_parallel(chain: BlockChain, cluster: Cluster) -> DataParallel:
 
 
 def replica_bytes(chain: BlockChain, kind: DeviceKind) -> int:
-    """Memory of the whole model in training with one minibatch in flight, the reserve of ``kind`` included.
+    """Memory of the whole model in training with one minibatch in flight, with the reserve of ``kind``.
 
-    Weights, gradients, optimizer state, frozen values, and what autograd saves. A chain with ``resident`` says its memory
-    itself: then that sum is all there is.
+    Weights, gradients, optimizer state, frozen values, and what autograd saves. A chain with ``resident`` says its
+    memory itself: then that sum is all there is.
     """
     if chain.resident is not None:
         return sum(chain.resident)

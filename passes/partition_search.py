@@ -38,9 +38,13 @@ from hetpipe_compiler.passes.stage_memory import MemoryRule, reserve_bytes, tota
 _CAPS = (1.02, 1.1, 1.3, 1.7, 3.0, float("inf"))
 
 
+#: Bottlenecks closer than this are equal: sums in another order differ by as much.
+_ROUNDING = 1e-12
+
+
 @dataclass(frozen=True)
 class Found:
-    """A plan: per stage its interval and device class; and the objective, ms (in an overflow search, bytes)."""
+    """A plan: per stage its interval and device class; and the objective that no stage exceeds, ms or bytes."""
 
     cuts: tuple[tuple[int, int], ...]
     classes: tuple[int, ...]
@@ -80,7 +84,7 @@ class Search:
             cap_ms = cap * self.lower_bound_ms if np.isfinite(cap) else np.inf
             bottleneck = _least_bottleneck(*(*arrays, cap_ms, False))
             if np.isfinite(bottleneck):
-                return self._plan(arrays, bottleneck, False)
+                return self._plan(arrays, bottleneck * (1 + _ROUNDING), False)
         return None
 
     def least_overflow(self, nm: int, rule: InFlightRule) -> Found | None:
@@ -365,7 +369,7 @@ def _least_rests(
     communication: FloatArray,
     memory: IntArray,
 ) -> tuple[IntArray, int]:
-    """Per (link, block): the best tail after ``tail``'s first stage (-1: the end, -2: none); and the first block with any."""
+    """Per (link, block): the best tail to follow ``tail`` (-1: the end, -2: none); and the first block that has one."""
     n, links = communication.shape[2] - 1, communication.shape[1]
     chosen = np.full((links, n + 1), -2, dtype=np.int64)
     if length == 1:

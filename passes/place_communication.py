@@ -1,16 +1,18 @@
 """Adds the messages between stages to the programs of one virtual worker.
 
-Sends just after their producer and receives just before their consumer are best for speed, but alone they deadlock when
-two stages both send first. So one global order of all computations and messages is made, and each stage's program is its
-projection onto that stage: then even blocking sends cannot wait in a circle (spec section 2, last paragraph).
+Sends just after their producer and receives just before their consumer are best for speed, but alone they deadlock
+when two stages both send first. So one global order of all computations and messages is made, and each stage's program
+is its projection onto that stage: then even blocking sends cannot wait in a circle (spec section 2, last paragraph).
 
 The order comes from running the programs with blocking sends:
 
 1. A send follows its producer at once.
 2. A receiver takes a message only when its next computation needs it: as late as possible, so that no ready computation
    waits for a message that it does not need.
-3. When every stage is stuck, one waiting message is taken early by its receiver: the one whose flight has the earliest
-   middle in predicted time. Of two messages in opposite directions, that is the choice which delays the other less.
+3. When every stage is stuck, one waiting message is taken early by its receiver: the one for which the receiver waits
+   the shortest in predicted time; among equals, whose flight has the earliest middle. (Of two messages in opposite
+   directions that is the choice which delays the other less. Taking the earliest sent, or the earliest to arrive, made
+   random pipelines slower.)
 4. A pull of wave x comes after the pushes of wave x of all stages of the virtual worker. As this holds in all of them,
    waiting for one another's waves cannot close a circle either.
 
@@ -58,7 +60,8 @@ def global_order(
         minibatches: Length of the run.
 
     Raises:
-        ArtifactError: HP436, when the programs wait for each other in a circle whatever the order of the messages.
+        ArtifactError: when the programs wait for each other in a circle whatever the order of the messages: HP437
+            where a pull is part of it, else HP436.
     """
     return _Placement(programs, costs, minibatches).run()
 
@@ -172,38 +175,18 @@ class _Placement:
         waiting = [message for stage in self.stages for message in stage.outbox]
         if not waiting:
             raise self.deadlock()
-        message = min(waiting, key=self.reluctance)
+        message = min(waiting, key=self.cost)
         yield from self.transfer(message)
-        self.delay(message)
+        receiver = self.stages[message.receiver]
+        receiver.free_ms = max(receiver.free_ms, message.arrival_ms)
+        for held_up in receiver.outbox:
+            flight_ms = held_up.arrival_ms - held_up.ready_ms
+            held_up.ready_ms = max(held_up.ready_ms, receiver.free_ms)
+            held_up.arrival_ms = held_up.ready_ms + flight_ms
 
-    def reluctance(self, m):
-        d = max(0.0, m.arrival_ms - self.stages[m.receiver].free_ms)
-        import os
-        V = os.environ.get("V", "1")
-        if V == "0":
-            return (m.ready_ms + m.arrival_ms, m.sender, m.receiver)
-        if V == "1":
-            return (d, m.ready_ms + m.arrival_ms, m.sender, m.receiver)
-        if V == "2":
-            r = self.stages[m.receiver]
-            return (d if r.outbox else 0.0, m.ready_ms + m.arrival_ms, m.sender, m.receiver)
-        if V == "3":
-            return (m.arrival_ms, m.sender, m.receiver)
-        if V == "4":
-            return (m.ready_ms, m.sender, m.receiver)
-        if V == "5":
-            r = self.stages[m.receiver]
-            return (not r.outbox, d, m.ready_ms + m.arrival_ms, m.sender, m.receiver)
-
-    def delay(self, message):
-        r = self.stages[message.receiver]
-        late = message.arrival_ms - r.free_ms
-        if late > 0:
-            r.free_ms += late
-            for m in r.outbox:
-                ms = m.arrival_ms - m.ready_ms
-                m.ready_ms = max(m.ready_ms, r.free_ms)
-                m.arrival_ms = m.ready_ms + ms
+    def cost(self, message: _Message) -> tuple[float, float, int, int]:
+        wait_ms = max(0.0, message.arrival_ms - self.stages[message.receiver].free_ms)
+        return wait_ms, message.ready_ms + message.arrival_ms, message.sender, message.receiver
 
     def transfer(self, message: _Message) -> Iterator[tuple[int, Instruction]]:
         self.stages[message.sender].outbox.remove(message)
@@ -213,10 +196,21 @@ class _Placement:
         yield message.receiver, Instruction(_RECEIVE[message.op], message.minibatch, message.sender)
 
     def deadlock(self) -> ArtifactError:
+        stuck = {s: stage.next for s, stage in enumerate(self.stages) if stage.next is not None}
+        pulls = {s: instruction.index for s, instruction in stuck.items() if instruction.op is Op.PULL}
+        if pulls:
+            s, wave = min(pulls.items(), key=lambda item: item[1])
+            late = ", ".join(str(t) for t, stage in enumerate(self.stages) if stage.pushed <= wave)
+            return ArtifactError(
+                "HP437",
+                f"stage {s} waits at v{wave} for ever: wave {wave} is pushed only after it, by stage {late}",
+                where="schedule.csv",
+                hint=f"put ^{wave} before v{wave}, or pull an earlier wave",
+            )
         return ArtifactError(
             "HP436",
             "the stages wait for each other for ever: "
-            + "; ".join(f"stage {s} before {stage.next}" for s, stage in enumerate(self.stages) if stage.next),
+            + "; ".join(f"stage {s} before {instruction}" for s, instruction in stuck.items()),
             where="schedule.csv",
-            hint="a stage must not run F(p) later than the stages after it need it, nor B(p) later than those before it",
+            hint="earlier stages run F(p) before later ones do, later stages run B(p) before earlier ones",
         )

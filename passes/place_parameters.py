@@ -67,8 +67,8 @@ def _local(owners: Sequence[Mapping[str, str]], sizes: Mapping[str, int], nodes:
 def server_memory_bytes(n_workers: int, held_bytes: int, staleness: int, reproducible: bool = False) -> int:
     """Host memory of a server that holds ``held_bytes`` of parameters, for N virtual workers and staleness D.
 
-    Free-running, the server adds an update to its one copy as it arrives. In reproducible mode it keeps the weights S of
-    the last D + 1 clocks (the newest are its weights) and up to (N - 1)(D + 1) updates that wait for slower virtual
+    Free-running, the server adds an update to its one copy as it arrives. In reproducible mode it keeps the weights S
+    of the last D + 1 clocks (the newest are its weights) and up to (N - 1)(D + 1) updates that wait for slower virtual
     workers. Messages on their way are not counted: each is as large as what one stage has on this server.
     """
     if not reproducible:

@@ -44,10 +44,10 @@ def shard_lengths(workload: LoadedWorkload, num_shards: int, seed: int) -> tuple
 
 
 class BatchSource:
-    """minibatch (from 1) -> the leaves of its batch, in ``tree_flatten`` order. Ask in rising order: going back is slow.
+    """minibatch (from 1) -> the leaves of its batch, in ``tree_flatten`` order. Ask in rising order: back is slow.
 
-    Without ``data`` in the workload every minibatch is the example; an example on the meta device is filled: floating point
-    with a normal distribution seeded from the run's seed, anything else with zeros.
+    Without ``data`` in the workload every minibatch is the example; an example on the meta device is filled: floating
+    point with a normal distribution seeded from the run's seed, anything else with zeros.
 
     Args:
         plan: Its stage 0 of ``vw`` says what the leaves must look like.
@@ -176,7 +176,7 @@ def _is_symbol(size: int | str) -> bool:
 
 
 def _in_order_of(example: Any, batch: Any, where: str) -> Any:
-    """``batch`` with the keys of its dictionaries in the order of the example's, which is what leaves are counted by."""
+    """``batch`` with the keys of its dictionaries in the example's order, which is what leaves are counted by."""
     if isinstance(example, Mapping) and isinstance(batch, Mapping):
         if set(example) != set(batch):
             missing, extra = sorted(set(example) - set(batch)), sorted(set(batch) - set(example))

@@ -39,8 +39,10 @@ def initial_values(model: nn.Module) -> dict[str, Tensor]:
 def _initialise(model: nn.Module, where: str) -> None:
     """Give a model on meta memory and values: ``reset_parameters`` of every module that has tensors of its own."""
     ties = _ties(model)
+    empty: list[nn.Module] = []
     for path, module in model.named_modules():
-        own = [n for n, t in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)) if t.is_meta]
+        tensors = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+        own = [name for name, tensor in tensors if tensor.is_meta]
         if own and not callable(getattr(module, "reset_parameters", None)):
             raise RunError(
                 "HP556",
@@ -49,14 +51,15 @@ def _initialise(model: nn.Module, where: str) -> None:
                 where=where,
                 hint="give it one, or build the model on the CPU in workload()",
             )
-    model.to_empty(device="cpu")
+        if own:
+            empty.append(module)
+    for module in empty:
+        module.to_empty(device="cpu", recurse=False)
     for name, first in ties.items():  # to_empty gives every use of a tied parameter memory of its own
         path, _, leaf = name.rpartition(".")
         model.get_submodule(path)._parameters[leaf] = model.get_parameter(first)
-    for module in model.modules():
-        reset = getattr(module, "reset_parameters", None)
-        if callable(reset):
-            reset()
+    for module in empty:
+        module.reset_parameters()  # type: ignore[operator]
 
 
 def _ties(model: nn.Module) -> dict[str, str]:

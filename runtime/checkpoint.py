@@ -40,11 +40,14 @@ def save(path: Path, tensors: Mapping[str, Tensor], **facts: Any) -> None:
     try:
         # Clones, because the format refuses tensors that share memory (tied ones do).
         save_file({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}, temporary, metadata)
-        os.replace(temporary, path)
+        temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise RunError(
-            "HP557", f"cannot write the weights: {error.strerror or error}", where=str(path), hint="make room, or choose another -o"
+            "HP557",
+            f"cannot write the weights: {error.strerror or error}",
+            where=str(path),
+            hint="make room, or choose another -o",
         ) from error
 
 

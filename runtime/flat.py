@@ -10,8 +10,8 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Each view starts at a multiple of this many bytes, as torch's own allocations do: kernels that treat unaligned heads apart
-#: would sum in another order, and results would no longer equal those of separately allocated tensors bit for bit.
+#: Each view starts at a multiple of this many bytes, as torch's own allocations do: kernels that treat unaligned heads
+#: apart would sum in another order, and results would no longer equal those of separate tensors bit for bit.
 ALIGNMENT_BYTES = 64
 
 

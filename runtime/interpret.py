@@ -1,8 +1,9 @@
 """Train with a plan in one process and virtual time: the reference semantics of a run.
 
-All stages of all virtual workers execute their programs on the same engine as the distributed workers. Computations, messages,
-pushes and pulls take their predicted times on a virtual clock; the stage that can go on first goes first (ties: the lower
-virtual worker, then the lower stage). So a run is deterministic, in free-running mode too.
+All stages of all virtual workers execute their programs on the same engine as the distributed workers. Computations,
+messages, pushes and pulls take their predicted times on a virtual clock; the stage that can go on first goes first
+(ties: the lower virtual worker, then the lower stage). So a run is deterministic, in free-running mode too. Only sends
+are not as in a distributed run: they never wait for their receiver.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from hetpipe_compiler.ir.schedule import Instruction, Op
 from hetpipe_compiler.runtime.batches import BatchSource
 from hetpipe_compiler.runtime.initial import WEIGHTS_FILE, load_constants, load_weights
 from hetpipe_compiler.runtime.memory_channels import MemoryLink, MemoryMailbox, Post, Servers, VirtualClock
-from hetpipe_compiler.runtime.programs import load_schedule, with_messages
+from hetpipe_compiler.runtime.programs import complete_programs
 from hetpipe_compiler.runtime.stage import StageEngine
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class _Runner:
     backward_ms: float
     position: int = 0
     free_ms: float = 0.0
+    samples: dict[int, int] = field(default_factory=dict)
 
     def start_ms(self) -> float | None:
         """When the next instruction can start; None: not before another stage goes on."""
@@ -76,9 +78,11 @@ class _Runner:
         if instruction is None:
             self.engine.finish()
             return
+        samples = self.engine.samples
         self.engine.execute(instruction)
         if instruction.op is Op.FORWARD:
             self.free_ms += self.forward_ms
+            self.samples[instruction.index] = self.engine.samples - samples
         elif instruction.op is Op.BACKWARD:
             self.free_ms += self.backward_ms
 
@@ -117,15 +121,15 @@ def interpret(
     """Run ``minibatches`` of every virtual worker.
 
     Args:
-        on_event: Gets each event, a dict with ``t_ms`` (virtual) and ``event``: those of `StageEngine` and `ParameterShard`;
-            ``{"event": "instruction", "vw", "stage", "token", "end_ms"}`` per instruction; ``{"event": "loss", "vw",
-            "minibatch", "loss"}`` per minibatch; ``{"event": "note", "text"}``.
+        on_event: Gets each event, a dict with ``t_ms`` (virtual) and ``event``: those of `StageEngine` and
+            `ParameterShard`; ``{"event": "instruction", "vw", "stage", "token", "end_ms"}`` per instruction;
+            ``{"event": "loss", "vw", "minibatch", "loss", "samples"}`` per minibatch; ``{"event": "note", "text"}``.
         weights: Initial parameters and buffers by name; default: those in the folder.
         device: Where everything computes.
 
     Raises:
-        ArtifactError: HP410-HP412, HP420-HP421 the folder is incomplete. RunError: HP513-HP516 data or values that do not fit;
-            HP517 the schedule comes to a standstill.
+        ArtifactError: HP410-HP412, HP420-HP421, HP436-HP437 the folder is incomplete or its schedule wrong.
+        RunError: HP513-HP516 data or values that do not fit; HP517 the schedule comes to a standstill.
     """
     clock = VirtualClock()
     log = _Log(clock, on_event)
@@ -168,7 +172,7 @@ def _make_runners(
     servers: Servers,
 ) -> list[_Runner]:
     cluster = Cluster.from_dict(plan.cluster)
-    schedule = load_schedule(plan, folder)
+    programs = complete_programs(plan, folder, cluster, minibatches)
     clock = log.clock
     lengths: tuple[int, ...] | None = None
     runners = []
@@ -195,8 +199,9 @@ def _make_runners(
                 reproducible,
                 log,
             )
-            program = with_messages(worker, k, list(schedule.programs[vw][k].unroll(minibatches)))
-            runners.append(_Runner(engine, mailbox, link, [*program, None], stage.forward_ms, stage.backward_ms))
+            runners.append(
+                _Runner(engine, mailbox, link, [*programs[vw][k], None], stage.forward_ms, stage.backward_ms)
+            )
     return runners
 
 
@@ -204,9 +209,11 @@ def _report(log: _Log, runner: _Runner, instruction: Instruction) -> None:
     engine = runner.engine
     place = {"vw": engine.vw, "stage": engine.index}
     log({"event": "instruction", **place, "token": str(instruction), "end_ms": runner.free_ms})
-    if instruction.op is Op.UPDATE and instruction.index in engine.losses:
-        loss = engine.losses[instruction.index]
-        log({"event": "loss", "vw": engine.vw, "minibatch": instruction.index, "loss": loss})
+    if instruction.op is Op.UPDATE:
+        samples = runner.samples.pop(instruction.index)
+        loss = engine.losses.get(instruction.index)
+        if loss is not None:
+            log({"event": "loss", "vw": engine.vw, "minibatch": instruction.index, "loss": loss, "samples": samples})
 
 
 def _losses(plan: Plan, runners: list[_Runner]) -> tuple[dict[int, float], ...]:

@@ -16,7 +16,7 @@ class Job(BaseModel):
     Attributes:
         plan: The plan folder.
         minibatches: Per virtual worker, the same for all.
-        minibatches_per_epoch: Of one virtual worker; None without ``data`` in the workload.
+        shard_lengths: Batches in each virtual worker's shard; None without ``data`` in the workload.
         threads: Compute threads of each process.
         workload: The model.py to use.
         settings: What its ``workload()`` is called with.
@@ -31,7 +31,7 @@ class Job(BaseModel):
 
     plan: Path
     minibatches: int
-    minibatches_per_epoch: int | None
+    shard_lengths: tuple[int, ...] | None
     seed: int
     reproducible: bool
     threads: int

@@ -1,18 +1,16 @@
 """hetpipe-run: from a plan folder to trained weights in a run folder, on this machine.
 
-The run folder gets ``run.json`` (options), ``events.jsonl``, ``metrics.jsonl``, ``logs/``, ``initial.safetensors`` (when the plan
-has no weights), ``weights-wave<k>.safetensors`` (``--save-every``), ``weights.safetensors`` and ``evaluation.json``.
+The run folder gets ``run.json`` (options), ``events.jsonl``, ``metrics.jsonl``, ``logs/``, ``initial.safetensors`` (if
+the plan has no weights), ``weights-wave<k>.safetensors`` (``--save-every``: weights that contain k waves of everybody),
+``weights.safetensors`` and ``evaluation.json``.
 """
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from rich.console import Console
 
@@ -20,9 +18,6 @@ from hetpipe_compiler.errors import ArtifactError, RunError
 from hetpipe_compiler.frontend.load import LoadedWorkload, load_workload, workload_digest
 from hetpipe_compiler.ir.plan import Plan
 from hetpipe_compiler.runtime.job import Job
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 DEFAULT_STEPS = 100
 
@@ -112,7 +107,7 @@ def prepare(options: RunOptions, console: Console) -> Prepared:
     backend = _choose_backend(options.backend, plan, console)
     loaded = _load(options, plan, console)
     seed = plan.seed if options.seed is None else options.seed
-    minibatches, per_epoch = _length(options, plan, loaded, seed)
+    minibatches, lengths = _length(options, plan, loaded, seed)
     options.run.mkdir(parents=True, exist_ok=True)
     weights = options.plan / "weights.safetensors"
     if not plan.weights:
@@ -120,7 +115,7 @@ def prepare(options: RunOptions, console: Console) -> Prepared:
     job = Job(
         plan=options.plan.resolve(),
         minibatches=minibatches,
-        minibatches_per_epoch=per_epoch,
+        shard_lengths=lengths,
         seed=seed,
         reproducible=options.reproducible,
         threads=options.threads,
@@ -138,6 +133,8 @@ def prepare(options: RunOptions, console: Console) -> Prepared:
 def _check_options(options: RunOptions) -> None:
     if options.epochs is not None and options.steps is not None:
         raise RunError("HP551", "--epochs and --steps exclude each other", hint="give one of them")
+    if options.interpret and options.save_every is not None:
+        raise RunError("HP551", "--interpret saves weights at the end only", hint="leave out --save-every")
     for name in ("epochs", "steps", "threads", "save_every", "timeout_s"):
         value = getattr(options, name)
         if value is not None and value <= 0:
@@ -177,19 +174,17 @@ def _load(options: RunOptions, plan: Plan, console: Console) -> LoadedWorkload:
     path = options.workload or options.plan / plan.workload.path
     if path.is_file() and workload_digest(path, plan.workload.settings) != plan.workload.digest:
         console.print(
-            f"warning: {path} differs from the model.py that the plan was compiled from; compile again if the model changed",
+            f"warning: {path} is not the model.py that the plan was compiled from; if the model changed, compile again",
             markup=False,
             highlight=False,
         )
     return load_workload(path, plan.workload.settings)
 
 
-def _length(options: RunOptions, plan: Plan, loaded: LoadedWorkload, seed: int) -> tuple[int, int | None]:
-    """Minibatches of each virtual worker in the run, and in an epoch."""
+def _length(options: RunOptions, plan: Plan, loaded: LoadedWorkload, seed: int) -> tuple[int, tuple[int, ...] | None]:
+    """Minibatches of each virtual worker in the run, and the lengths of the shards."""
     from hetpipe_compiler.runtime.batches import shard_lengths
 
-    if options.steps is not None and loaded.workload.data is None:
-        return options.steps, None
     lengths = shard_lengths(loaded, len(plan.virtual_workers), seed)
     if lengths is None:
         if options.epochs is not None:
@@ -199,10 +194,10 @@ def _length(options: RunOptions, plan: Plan, loaded: LoadedWorkload, seed: int) 
                 where=str(loaded.path),
                 hint="give --steps, or data= in workload()",
             )
-        return DEFAULT_STEPS, None
+        return options.steps or DEFAULT_STEPS, None
     if options.steps is not None:
-        return options.steps, max(lengths)
-    return max(lengths) * (options.epochs or 1), max(lengths)
+        return options.steps, lengths
+    return max(lengths) * (options.epochs or 1), lengths
 
 
 def _make_weights(plan: Plan, loaded: LoadedWorkload, seed: int, run: Path) -> Path:
@@ -233,11 +228,3 @@ def _evaluate(prepared: Prepared) -> None:
     (prepared.run / "evaluation.json").write_text(json.dumps(numbers, indent=1) + "\n")
     for name, value in numbers.items():
         prepared.console.print(f"{name} {value:.6g}", markup=False, highlight=False)
-
-
-@contextmanager
-def timed(record: Callable[[float], None]) -> Iterator[None]:
-    """Call ``record`` with the seconds that the block took."""
-    start = time.monotonic()
-    yield
-    record(time.monotonic() - start)

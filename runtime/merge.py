@@ -49,8 +49,8 @@ class BufferBook:
 def merge_buffer(name: str, initial: Tensor, reports: Mapping[int, BufferReport]) -> Tensor:
     """One buffer from the reports of virtual workers.
 
-    Floating point: mean weighted by samples, summed in float64 in order of virtual workers. Integer scalars are counters:
-    initial + the sum of increments. Anything else: that of the first virtual worker.
+    Floating point: mean weighted by samples, summed in float64 in order of virtual workers. Integer scalars are
+    counters: initial + the sum of increments. Anything else: that of the first virtual worker.
 
     Raises:
         RunError: HP514 when it is of the last kind and differs between virtual workers.

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hetpipe_compiler.errors import ArtifactError
-from hetpipe_compiler.ir.schedule import Instruction, Op, Schedule
-from hetpipe_compiler.runtime.stage import gradient_names
+from hetpipe_compiler.ir.schedule import Instruction, Schedule
+from hetpipe_compiler.passes.place_communication import communicated_programs
+from hetpipe_compiler.passes.simulate.plan_costs import plan_costs
 
 if TYPE_CHECKING:
-    from hetpipe_compiler.ir.plan import Plan, VirtualWorker
+    from hetpipe_compiler.ir.cluster import Cluster
+    from hetpipe_compiler.ir.plan import Plan
 
 SCHEDULE_FILE = "schedule.csv"
 
@@ -30,26 +32,14 @@ def load_schedule(plan: Plan, folder: Path) -> Schedule:
     return schedule
 
 
-def with_messages(worker: VirtualWorker, stage: int, program: list[Instruction]) -> list[Instruction]:
-    """The program with receives just before the computation that needs them and sends just after.
+def complete_programs(plan: Plan, folder: Path, cluster: Cluster, minibatches: int) -> list[list[list[Instruction]]]:
+    """``[vw][stage]``: all instructions of a run of ``minibatches``.
 
-    Only for a transport whose sends never wait, as in one process: blocking sends need the order of
-    `hetpipe_compiler.passes.place_communication`. What is computed is the same under both.
+    Raises:
+        ArtifactError: as `load_schedule`, and HP436-HP437 a schedule under which stages wait for ever.
     """
-    here = worker.stages[stage]
-    sources = sorted({port.source for port in here.inputs if port.source != stage})
-    consumers = sorted(here.sends)
-    to = [s for s in sources if gradient_names(here.inputs, s)]
-    by = [c for c in consumers if gradient_names(worker.stages[c].inputs, stage)]
-    placed: list[Instruction] = []
-    for instruction in program:
-        before: list[Instruction] = []
-        after: list[Instruction] = []
-        if instruction.op is Op.FORWARD:
-            before = [Instruction(Op.RECEIVE_ACTIVATIONS, instruction.index, s) for s in sources]
-            after = [Instruction(Op.SEND_ACTIVATIONS, instruction.index, c) for c in consumers]
-        elif instruction.op is Op.BACKWARD:
-            before = [Instruction(Op.RECEIVE_GRADIENTS, instruction.index, c) for c in by]
-            after = [Instruction(Op.SEND_GRADIENTS, instruction.index, s) for s in to]
-        placed += [*before, instruction, *after]
-    return placed
+    schedule = load_schedule(plan, folder)
+    return [
+        communicated_programs(programs, plan_costs(worker, cluster), minibatches)
+        for programs, worker in zip(schedule.programs, plan.virtual_workers, strict=True)
+    ]

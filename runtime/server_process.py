@@ -4,8 +4,8 @@ A ROUTER socket around a `ParameterShard`. It listens on 127.0.0.1 at a free por
 launcher. One thread handles one message at a time, in the order of arrival (with an emulated network: in the order of
 delivery). Besides the parameters it keeps the newest buffers of the stages that report to it; it does not merge them.
 
-With ``--save-every``, each parameter is kept as it was when its clock reached a multiple of that many waves, and the set
-goes to the launcher when it is complete: in reproducible mode exactly the weights of that clock.
+With ``--save-every``, each parameter is kept as it was when its clock reached a multiple of that many waves, and the
+set goes to the launcher when it is complete: in reproducible mode exactly the weights of that clock.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from hetpipe_compiler.errors import RunError
 from hetpipe_compiler.ir.plan import Plan
 from hetpipe_compiler.runtime.child import child_process
 from hetpipe_compiler.runtime.events import EventSender, StatusThread
+from hetpipe_compiler.runtime.initial import load_weights
 from hetpipe_compiler.runtime.job import Job, server_name
+from hetpipe_compiler.runtime.placement import parameter_nodes
 from hetpipe_compiler.runtime.transport.parameter_link import decode, encode, now_us
 from hetpipe_compiler.runtime.waits import Activity
 from hetpipe_compiler.runtime.wsp.server import ParameterShard, Reply
@@ -185,12 +187,7 @@ def serve(run: Path, node: str) -> None:
     job = Job.load(run)
     plan = Plan.load(job.plan)
     with child_process(job, server_name(node)) as events:
-        from safetensors import safe_open
-
-        trainable = {p.name for p in plan.parameters if p.trainable}
-        mine = next(server for server in plan.servers if server.node == node)
-        with safe_open(job.weights, "pt") as file:
-            weights = {name: file.get_tensor(name) for name in mine.parameters if name in trainable}
+        weights = load_weights(plan, job.weights, [name for name, at in parameter_nodes(plan).items() if at == node])
         n = len(plan.virtual_workers)
         shard = ParameterShard(
             weights,

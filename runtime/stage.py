@@ -1,7 +1,7 @@
 """One stage of one virtual worker: what each instruction of its program does. Knows no transport.
 
-The interpreter and the distributed worker drive the same engine, through the interfaces of `channels`, so both train the same
-numbers.
+The interpreter and the distributed worker drive the same engine, through the interfaces of `channels`, so both train
+the same numbers.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ class StageEngine:
         seed: The run's seed.
         device: Where to compute.
         reproducible: Pulled weights are used at a pull instruction only, and exactly those asked for.
-        on_event: Gets ``{"event": "forward", "vw", "stage", "minibatch", "own", "clock", "need"}`` before each F: ``own`` is
-            the last minibatch whose update the weights hold, ``clock`` that of the pulled weights in them, ``need`` the
-            smallest that the start rule allows.
+        on_event: Gets ``{"event": "forward", "vw", "stage", "minibatch", "wave", "own", "clock", "need"}`` before each
+            F: ``own`` is the last minibatch whose update the weights hold, ``clock`` that of the pulled weights in
+            them, ``need`` the smallest that the start rule allows.
         slots: Weight versions kept; default: the plan's ``in_flight``.
 
     Attributes:
         losses: Minibatch -> loss (last stage only), from its U on.
-        samples: Samples that the forwards so far have seen: exact on stage 0 and on every stage with a value whose shape
-            names the batch dimension; on others ``plan.batch_size`` a minibatch.
+        samples: Samples that the forwards so far have seen: exact on every stage that has an input whose shape names
+            the batch dimension; on others ``plan.batch_size`` a minibatch.
         optimizer, scheduler: None when nothing trains here.
 
     Raises:
@@ -325,7 +325,8 @@ def make_optimizer(
 ) -> tuple[torch.optim.Optimizer | None, Any]:
     """The workload's optimizer and scheduler for these parameters; (None, None) when there are none.
 
-    The optimizer's maker gets the parameters, or ``(name, parameter)`` pairs if its first parameter is ``named_parameters``.
+    The optimizer's maker gets the parameters, or ``(name, parameter)`` pairs if its first parameter is called
+    ``named_parameters``.
     """
     if not parameters:
         return None, None

@@ -1,7 +1,7 @@
 """Watch the processes of a run: who progresses, who waits for whom, and which failure was the first.
 
-A failure shows in two ways: a ``failed`` event, or a process that is gone without having finished. A process that reports
-only a lost peer is a consequence; the one named is the first of the others.
+A failure shows in two ways: a ``failed`` event, or a process that is gone without having finished. A process that
+reports only a lost peer is a consequence; the one named is the first of the others.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class Supervisor:
         return RunError(
             "HP562",
             f"no process has made progress for {self._timeout_s:g} s\n  " + "\n  ".join(lines),
-            hint="look at the logs of the process that the others wait for; if it is only slow, give a larger --timeout",
+            hint="see the log of the process that the others wait for; if it is only slow, give a larger --timeout",
         )
 
 

@@ -1,7 +1,9 @@
-"""Weight versions of one stage: a master that the optimizer steps on, and a ring of slots that forwards and backwards use.
+"""Weight versions of one stage: a master that the optimizer steps on, and a ring of slots that F and B use.
 
-``F(p)`` and ``B(p)`` use the same weights (spec section 2), while updates of other minibatches land in between. Autograd saves
-parameters by reference, so each version that a pending backward needs is a tensor of its own (DESIGN rule 7).
+``F(p)`` and ``B(p)`` use the same weights (spec section 2), while updates of other minibatches land in between.
+Autograd saves parameters by reference, so each version that a pending backward needs is a tensor of its own. A slot
+that a pending backward holds is never written: that is counted here, because a write through ``.data`` or a message
+that arrives in place would go unnoticed by autograd and give wrong gradients.
 """
 
 from __future__ import annotations
@@ -148,7 +150,11 @@ class WeightVersions:
             master.grad = gradient if master.grad is None else master.grad + gradient
 
     def begin_write(self) -> FlatTensors:
-        """Announce a change of the master and get it; raises `VersionError` when a pending backward holds the master itself."""
+        """Announce a change of the master and get it.
+
+        Raises:
+            VersionError: when a pending backward holds the master itself (a ring of one slot).
+        """
         if self.slots[0].values is self.master and self.slots[0].pending:
             raise VersionError("a pending backward holds the master weights (a ring of one slot)")
         self._version += 1

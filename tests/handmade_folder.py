@@ -9,9 +9,9 @@ import json
 from pathlib import Path
 
 import torch
+from handmade_plans import make_plan, worker
 from safetensors.torch import save_file
 
-from handmade_plans import make_plan, worker
 from hetpipe_compiler.ir.plan import Plan, Port, Stage, Tensor
 
 STAGE0 = """import torch
@@ -89,7 +89,13 @@ BATCH = 2
 def weights() -> dict[str, torch.Tensor]:
     """Seeded values for all parameters and buffers."""
     generator = torch.Generator().manual_seed(0)
-    shapes = {"conv.weight": (4, 3, 3, 3), "conv.bias": (4,), "bn.weight": (4,), "bn.bias": (4,), "fc.weight": (10, 256)}
+    shapes = {
+        "conv.weight": (4, 3, 3, 3),
+        "conv.bias": (4,),
+        "bn.weight": (4,),
+        "bn.bias": (4,),
+        "fc.weight": (10, 256),
+    }
     values = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
     counters = {"bn.running_mean": torch.zeros(4), "bn.running_var": torch.ones(4)}
     return {**values, **counters, "bn.num_batches_tracked": torch.zeros((), dtype=torch.int64)}
@@ -136,7 +142,7 @@ def _port(name: str, shape: tuple[int | str, ...], **more: object) -> Port:
 def _plan(with_weights: bool) -> Plan:
     calls = [name for name, (op, _, _) in NODES.items() if op != "input"]
     workers = tuple(
-        worker(vw, [(f"n0:{vw}", "titan-v", 1.0), (f"n1:{vw}", "rtx-2060", 0.5)], [None, "pcie3-x16"], rate=100.0)
+        worker(vw, [(f"n0:{vw}", "titan-v", 1.0), (f"n1:{vw}", "rtx-2060", 0.5)], [None, "pcie3-x16"])
         for vw in range(3)
     )
     cuts = (6, 6, 3)  # calls in stage 0

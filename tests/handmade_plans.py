@@ -43,7 +43,7 @@ def stage(
     )
 
 
-def worker(index: int, devices: list[tuple[str, str, float]], links: list[str | None], *, rate: float) -> VirtualWorker:
+def worker(index: int, devices: list[tuple[str, str, float]], links: list[str | None]) -> VirtualWorker:
     """A virtual worker of (device, kind, scale) stages."""
     stages = tuple(
         stage(
@@ -58,7 +58,7 @@ def worker(index: int, devices: list[tuple[str, str, float]], links: list[str | 
         bottleneck_ms=worst.stage_ms,
         bottleneck_stage=worst.index,
         lower_bound_ms=worst.stage_ms * 0.93,
-        samples_per_s=rate,
+        samples_per_s=0.96 * 32_000 / worst.stage_ms,
         stages=stages,
     )
 
@@ -102,8 +102,7 @@ def equal_distribution() -> Plan:
     links = [None, *["infiniband-fdr"] * 3]
     return make_plan(
         tuple(
-            worker(vw, [(f"n{i}:{vw}", kind, scale) for i, (kind, scale) in enumerate(kinds)], links, rate=151.5)
-            for vw in range(4)
+            worker(vw, [(f"n{i}:{vw}", kind, scale) for i, (kind, scale) in enumerate(kinds)], links) for vw in range(4)
         ),
         policy="ED",
     )
@@ -114,8 +113,8 @@ def node_partition() -> Plan:
     pcie = "pcie3-x16"
     return make_plan(
         (
-            worker(0, [(f"n0:{i}", "titan-v", 1.0 + 0.01 * i) for i in range(2)], [None, pcie], rate=210.0),
-            worker(1, [(f"n2:{i}", "rtx-2060", 2.0) for i in range(4)], [None, pcie, pcie, pcie], rate=81.25),
+            worker(0, [(f"n0:{i}", "titan-v", 1.0 + 0.01 * i) for i in range(2)], [None, pcie]),
+            worker(1, [(f"n2:{i}", "rtx-2060", 2.0) for i in range(4)], [None, pcie, pcie, pcie]),
         ),
         policy="NP",
         fit=0,

@@ -6,7 +6,6 @@ hetpipe-run merges them for evaluation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 
 import torch
@@ -38,7 +37,7 @@ class DigitsNet(nn.Module):
         self.head = nn.Sequential(nn.Linear(8 * width, 64), nn.ReLU(), nn.Linear(64, 10))
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.tail(self.body(self.stem(images))))  # type: ignore[no-any-return]
+        return self.head(self.tail(self.body(self.stem(images))))
 
 
 @cache
@@ -64,12 +63,11 @@ def evaluate(model: nn.Module) -> dict[str, float]:
 def workload(batch_size: int = 32, width: int = 32, lr: float = 0.001) -> Workload:
     """``--set`` names: batch_size; width, the channels of the first convolution; lr, the learning rate."""
 
-    def data(shard: int, num_shards: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def data(shard: int, num_shards: int, seed: int) -> list[tuple[Tensor, Tensor]]:
         (images, labels), _ = load_split()
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
         # Every num_shards-th image of one common shuffle: shards never overlap. The last batch may be smaller.
-        for picked in order[shard::num_shards].split(batch_size):
-            yield images[picked], labels[picked]
+        return [(images[picked], labels[picked]) for picked in order[shard::num_shards].split(batch_size)]
 
     return Workload(
         model=lambda: DigitsNet(width),

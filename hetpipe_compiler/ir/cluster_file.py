@@ -25,6 +25,7 @@ from hetpipe_compiler.errors import ClusterError
 from hetpipe_compiler.ir.cluster import Cluster, Device, DeviceKind, Emulate, Link, Node
 from hetpipe_compiler.ir.cluster_schema import (
     ALTERNATIVE,
+    NO_ALTERNATIVE,
     ClusterSpec,
     EmulateSpec,
     KindSpec,
@@ -79,7 +80,7 @@ class _Builder:
                 kinds[name] = make_kind(name, spec.figures(), base)
             except ValueError as error:
                 needs = "a new kind needs memory_gb (or memory_gib), fp32_tflops and memory_bandwidth_gb_s"
-                hint = needs if str(error).startswith("missing") else _EXAMPLE
+                hint = needs if str(error).startswith("missing") else "correct the kind; docs/cluster.md has the units"
                 raise self._error("HP208", str(error), ("kinds", name), hint) from None
         return kinds
 
@@ -108,7 +109,7 @@ class _Builder:
 
     def _kind(self, name: str, loc: Loc) -> DeviceKind:
         if name not in self.kinds:
-            hint = f"{suggestion(name, self.kinds)} Or describe it under kinds:"
+            hint = suggestion(name, self.kinds, "describe it under kinds:")
             raise self._error("HP204", f"no device kind '{name}'", loc, hint)
         return self.kinds[name]
 
@@ -116,9 +117,8 @@ class _Builder:
         if isinstance(choice, LinkSpec):
             return choice.link()
         if choice not in self.catalogue.links:
-            hint = (
-                f"{suggestion(choice, self.catalogue.links)} Or spell it out: {{bandwidth_gb_s: ..., latency_us: ...}}"
-            )
+            spelled_out = "spell it out: {bandwidth_gb_s: 12.0, latency_us: 6}"
+            hint = suggestion(choice, self.catalogue.links, spelled_out)
             raise self._error("HP205", f"no link '{choice}'", loc, hint)
         return self.catalogue.links[choice]
 
@@ -131,29 +131,41 @@ def _shape_error(error: ValidationError, where: str) -> ClusterError:
     errors = error.errors(include_url=False)
     details = min(errors, key=lambda e: e["type"] != "extra_forbidden")
     loc: Loc = tuple(part for part in details["loc"] if not str(part).startswith(ALTERNATIVE) and part != "[key]")
-    kind, message, hint = details["type"], details["msg"], _EXAMPLE
+    kind, message, hint = details["type"], details["msg"], _HINTS.get(str(loc[-1]) if loc else "", _EXAMPLE)
     code = kind if kind.startswith("HP") else "HP203"
     if kind == "extra_forbidden":
         message = f"unknown key '{loc[-1]}'"
         hint = suggestion(str(loc[-1]), _model_at(loc[:-1]).model_fields)
     elif kind == "missing":
-        message, hint = "missing", _MISSING.get(str(loc[-1]), _EXAMPLE)
+        message = "missing"
     elif kind == "too_short":
         code, message, hint = "HP207", "no nodes", "list at least one node"
     elif kind in ("model_type", "dict_type"):
         message = f"expected a mapping, got {shown(details['input'])}"
+    elif kind == NO_ALTERNATIVE:
+        message += f", got {shown(details['input'])}"
     elif kind == "list_type":
         message = f"expected a list, got {shown(details['input'])}"
     elif message.startswith("expected a text") and not isinstance(details["input"], (dict, list, type(None))):
         hint = "put it in quotes"
+    elif message.startswith("expected a number"):
+        hint = "write a plain number; its unit is in the key's name"
+    elif message.startswith("expected a whole number") or (code == "HP206" and "devices" in loc):
+        hint = f"for example {loc[-1]}: 4"
+    elif code == "HP206":
+        hint = "correct the figure; docs/cluster.md has units and ranges"
     return ClusterError(code, message, where=place(where, loc), hint=hint)
 
 
-_MISSING = {
+# By the last key of the place.
+_HINTS = {
     "name": "for example name: n0",
     "nodes": "for example nodes: [{name: n0, devices: {titan-v: 4}, link: pcie3-x16}]",
     "devices": "for example devices: {titan-v: 4}",
     "link": "the link between the node's devices, for example link: pcie3-x16",
+    "network": "the link between nodes, for example network: ethernet-10g",
+    "kinds": "for example kinds: {my-card: {memory_gb: 8, fp32_tflops: 5.3, memory_bandwidth_gb_s: 243}}",
+    "emulate": "emulate: null, or emulate: {time_scale: 1.0}",
     "bandwidth_gb_s": "gigabytes (10^9) a second and direction, for example bandwidth_gb_s: 12.0",
 }
 

@@ -19,6 +19,8 @@ from hetpipe_compiler.ir.config_file import shown
 _BYTES = {"bytes": 1, "mib": 2**20, "gb": 10**9, "gib": 2**30}
 # Marks the alternatives of a union in pydantic's locations, which are not places in the user's file.
 ALTERNATIVE = "@"
+# The type of the error when no alternative fits.
+NO_ALTERNATIVE = "no_alternative"
 
 
 def _message(code: str, text: str) -> PydanticCustomError:
@@ -76,13 +78,10 @@ def _text(value: object) -> str:
 def _one_of(expected: str, **types: type | tuple[type, ...]) -> Discriminator:
     """Choose a union's alternative by the YAML type; pydantic would report the errors of every alternative."""
 
-    def choose(value: object) -> str:
-        for tag, kind in types.items():
-            if isinstance(value, kind):
-                return ALTERNATIVE + tag
-        raise _message("HP203", f"expected {expected}, got {shown(value)}")
+    def choose(value: object) -> str | None:
+        return next((ALTERNATIVE + tag for tag, kind in types.items() if isinstance(value, kind)), None)
 
-    return Discriminator(choose)
+    return Discriminator(choose, NO_ALTERNATIVE, f"expected {expected}")
 
 
 Positive = Annotated[float, _figure()]

@@ -18,8 +18,11 @@ from hetpipe_compiler.errors import ClusterError
 Loc = tuple[int | str, ...]
 
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """YAML's safe subset; a key given twice is an error, where PyYAML would keep the last without a word."""
+class _Loader(yaml.SafeLoader):
+    """YAML's safe subset; a key given twice is an error, where PyYAML would keep the last without a word.
+
+    Not libyaml's loader: these files are small, and its messages say less.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Hashable] = set()
@@ -45,6 +48,8 @@ def parse_yaml(text: str, where: str) -> Any:
         mark = error.problem_mark or error.context_mark
         place = f"{where}:{mark.line + 1}:{mark.column + 1}" if mark else where
         problem = error.problem or "not YAML"
+        if error.context and error.context_mark:
+            problem += f" ({error.context} that starts in line {error.context_mark.line + 1})"
         raise ClusterError("HP202", problem, where=place, hint="correct the YAML there") from None
     except yaml.YAMLError as error:
         first = str(error).splitlines()[0]
@@ -96,14 +101,21 @@ def place(where: str, loc: Sequence[int | str]) -> str:
     return f"{where}: {text}" if text else where
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that ``name`` most looks like, if any does."""
-    close = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.5)
-    return close[0] if close else None
+def suggestion(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
+    """A hint for an unknown name: the known names that it looks like, else all of them; then another way out."""
+    plain = {known_name: _plain(known_name) for known_name in known}
+    wanted = _plain(name)
+    close = [known_name for known_name, text in plain.items() if wanted and text.startswith(wanted)]
+    if not close:
+        matches = difflib.get_close_matches(wanted, plain.values(), n=1, cutoff=0.6)
+        close = [known_name for known_name, text in plain.items() if text in matches][:1]
+    quoted = [f"'{known_name}'" for known_name in close]
+    hint = f"did you mean {' or '.join(quoted)}?" if quoted else f"known: {', '.join(plain)}"
+    if otherwise is None:
+        return hint
+    return f"{hint} Or {otherwise}" if quoted else f"{hint}; or {otherwise}"
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """A hint for an unknown name: the nearest known one, or all of them."""
-    names = list(known)
-    close = nearest(name, names)
-    return f"did you mean '{close}'?" if close else f"known: {', '.join(names)}"
+def _plain(name: str) -> str:
+    """Letters and digits alone: ``RTX3090`` looks like ``rtx-3090``."""
+    return "".join(c for c in name.lower() if c.isalnum())

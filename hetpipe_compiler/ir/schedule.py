@@ -16,8 +16,8 @@ g3>1    send the gradients of minibatch 3 to stage 1            g3<2   receive t
 ======  ==========================================================================================
 
 A `StageProgram` is periodic: a prologue, then a period of ``Nm`` minibatches that repeats with all numbers moved on. A
-run of ``M`` minibatches drops what lies beyond ``M`` (that is the drain) and pushes a short last wave at the end. Programs
-hold computations, pushes and pulls; `hetpipe_compiler.passes.place_communication` adds the messages.
+run of ``M`` minibatches drops what lies beyond ``M`` (that is the drain) and pushes a short last wave at the end.
+Programs hold computations, pushes and pulls; `hetpipe_compiler.passes.place_communication` adds the messages.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ MESSAGE_OPS = frozenset({Op.SEND_ACTIVATIONS, Op.RECEIVE_ACTIVATIONS, Op.SEND_GR
 
 # Minibatches count from 1; waves may be negative: in a period, what its first turns do not do yet.
 _TOKEN = re.compile(
-    r"(?P<compute>[FBU])(?P<minibatch>[1-9]\d*)|(?P<exchange>[\^v])(?P<wave>-?\d+)"
-    r"|(?P<kind>[ag])(?P<message>[1-9]\d*)(?P<way>[<>])(?P<peer>\d+)",
+    r"(?P<compute>[FBU])(?P<minibatch>[1-9]\d{0,8})|(?P<exchange>[\^v])(?P<wave>-?\d{1,9})"
+    r"|(?P<kind>[ag])(?P<message>[1-9]\d{0,8})(?P<way>[<>])(?P<peer>\d{1,9})",
     re.ASCII,
 )
 
@@ -164,7 +164,10 @@ class Schedule:
     @classmethod
     def from_csv(cls, text: str, *, nm: int, staleness: int) -> Schedule:
         """Read what `to_csv` writes; raises `ArtifactError` HP420-HP421 naming the row and column."""
-        rows = list(csv.reader(io.StringIO(text.removeprefix("\ufeff"))))  # spreadsheets put the mark there
+        try:
+            rows = list(csv.reader(io.StringIO(text.removeprefix("\ufeff"))))  # spreadsheets put the mark there
+        except csv.Error as error:
+            raise ArtifactError("HP421", f"not CSV: {error}", where="schedule.csv", hint="compile again") from None
         if not rows or rows[0][:1] != ["section"] or len(rows[0]) < 2:
             raise ArtifactError(
                 "HP421",

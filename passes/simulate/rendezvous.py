@@ -1,8 +1,8 @@
 """Runs complete programs with the strictest transport there is, to prove that no run can hang.
 
 A send waits until its receive is at hand, a receive until its send; a pull of wave x waits until every stage of every
-virtual worker has pushed wave x. (Training waits for less: only for the stages that hold the same parameters.) With fixed
-programs the outcome does not depend on timing, so one execution decides for all.
+virtual worker has pushed wave x. (Training waits for less: only for the stages that hold the same parameters.) With
+fixed programs the outcome does not depend on timing, so one execution decides for all.
 """
 
 from __future__ import annotations

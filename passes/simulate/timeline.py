@@ -30,8 +30,8 @@ class TimelineEvent:
 
     Attributes:
         vw, stage: Where; for a message, its sender.
-        op: ``F``, ``B`` and ``wait`` fill the stage's own time and never overlap. ``a>``, ``g>`` (messages on their way)
-            and ``^`` (a push on its way) run beside them.
+        op: ``F``, ``B`` and ``wait`` fill the stage's own time and never overlap. ``a>``, ``g>`` (messages on their
+            way) and ``^`` (a push on its way) run beside them.
         index: The minibatch; for ``^`` and for waiting at a pull, the wave.
         start_ms, end_ms: From the start of the run.
         instruction: What the program says: for a wait, the receive or pull that waits.

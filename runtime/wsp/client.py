@@ -1,7 +1,7 @@
 """Wave Synchronous Parallel on the side of a stage: its own updates, and what pulled weights make of the local ones.
 
-Spec section 3. A stage adds its own updates to its weights at once and unscaled; only the servers scale. Own sums stay until
-the pulled weights of every parameter contain them.
+Spec section 3. A stage adds its own updates to its weights at once and unscaled; only the servers scale. Own sums stay
+until the pulled weights of every parameter contain them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def wave_of(minibatch: int, nm: int) -> int:
 
 
 def required_clock(minibatch: int, nm: int, staleness: int) -> int:
-    """R(p): the clock that the pulled weights must have reached before minibatch ``p`` starts (spec section 3, start rule)."""
+    """R(p): the clock that pulled weights must have reached before minibatch ``p`` starts (spec section 3)."""
     return -(-max(0, minibatch - (staleness + 1) * nm - (nm - 1)) // nm)
 
 
@@ -79,7 +79,7 @@ class LocalUpdates:
             self.own[wave].copy_(self._scratch)
 
     def updates(self, wave: int) -> Mapping[str, Tensor]:
-        """The summed updates of a wave by parameter name: what a push sends. Not written any more once the wave is complete."""
+        """The summed updates of a wave by parameter name: what a push sends; not written again once it is complete."""
         return self.own[wave].views
 
     def apply(self, replies: Sequence[PulledWeights]) -> bool:

@@ -1,6 +1,7 @@
 """Wave Synchronous Parallel on the side of a parameter server: one shard of the parameters as a pure state machine.
 
-No sockets and no clock of its own: messages go in as calls, the replies that they set free come out as a list. Spec section 3.
+No sockets and no clock of its own: messages go in as calls, the replies that they set free come out as a list.
+Spec section 3.
 """
 
 from __future__ import annotations
@@ -64,9 +65,9 @@ class _Entry:
 class ParameterShard:
     """The parameters of one server.
 
-    Free running: ``w = w + scale * U`` as pushes arrive. Reproducible: ``S_{c+1} = S_c + scale * (U(0,c) + U(1,c) + ...)`` in
-    order of virtual workers once all have arrived; each product and sum is rounded by itself (no fused multiply-add), so an
-    oracle that writes the same expression gets the same bits.
+    Free running: ``w = w + scale * U`` as pushes arrive. Reproducible: ``S_{c+1} = S_c + scale * (U(0,c) + U(1,c) +
+    ...)`` in order of virtual workers once all have arrived; each product and sum is rounded by itself (no fused
+    multiply-add), so an oracle that writes the same expression gets the same bits.
 
     Args:
         weights: Initial values; kept by reference and never written.
@@ -74,9 +75,9 @@ class ParameterShard:
         scale: Factor on every update (``Plan.update_scale``).
         staleness: D.
         reproducible: Reply with exactly the clock asked for; else with the newest weights at that clock or later.
-        on_event: Gets ``{"event": "push", "vw", "stage", "wave", "accepted", "clock"}`` after each push (``clock``: smallest
-            wave count over the pushed parameters), ``{"event": "pull", "vw", "stage", "need", "clock", "contains"}`` with each
-            reply, and ``{"event": "finish", "vw", "stage", "clock"}``.
+        on_event: Gets ``{"event": "push", "vw", "stage", "wave", "accepted", "clock"}`` after each push (``clock``:
+            smallest wave count over the pushed parameters), ``{"event": "pull", "vw", "stage", "need", "clock",
+            "contains"}`` with each reply, and ``{"event": "finish", "vw", "stage", "clock"}``.
     """
 
     def __init__(

@@ -1,0 +1,142 @@
+"""Write the plan folder: all that hetpipe-inspect and hetpipe-run need, and nothing that ties it to this place.
+
+::
+
+    plan.json               the plan
+    schedule.csv            the programs of all stages
+    stages/*.py             stage modules
+    weights.safetensors     initial parameters and buffers, under the model's names (not with --no-weights)
+    constants.safetensors   tensors that the model makes in forward
+    graph.json              the graph's nodes with their costs, for pictures
+    model.py                a copy of the user's file
+
+The folder is written beside its place and then renamed: there is no half-written one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from operator import getitem
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import fx
+
+from hetpipe_compiler.codegen.build_plan import Built, module_file
+from hetpipe_compiler.codegen.stage_module import emit_stage, source_place
+from hetpipe_compiler.errors import ArtifactError
+from hetpipe_compiler.frontend.load import LoadedWorkload
+from hetpipe_compiler.ir.captured import Captured
+from hetpipe_compiler.ir.cluster import Cluster
+from hetpipe_compiler.ir.costs import NodeCost
+from hetpipe_compiler.ir.schedule import Schedule
+from hetpipe_compiler.passes.coarsen import module_path
+
+
+def check_target(folder: Path) -> None:
+    """Refuse to write over what is no plan folder: `ArtifactError` HP410."""
+    if folder.exists() and not (folder.is_dir() and (not any(folder.iterdir()) or (folder / "plan.json").exists())):
+        raise ArtifactError(
+            "HP410",
+            "exists and is no plan folder: it is left as it is",
+            where=str(folder),
+            hint="choose another -o DIR",
+        )
+
+
+def write_artifact(
+    folder: Path,
+    built: Built,
+    schedule: Schedule,
+    loaded: LoadedWorkload,
+    captured: Captured,
+    costs: Mapping[str, NodeCost],
+    weights: Mapping[str, torch.Tensor] | None,
+) -> None:
+    """Write everything; an earlier plan at ``folder`` is replaced at the end. Raises `ArtifactError` HP410-HP411."""
+    check_target(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as name:
+        new = Path(name) / "new"
+        try:
+            _write(new, built, schedule, loaded, captured, costs, weights)
+            if folder.exists():
+                folder.rename(Path(name) / "old")
+            new.rename(folder)
+        except OSError as error:
+            raise ArtifactError("HP411", f"cannot write: {error.strerror}", where=str(folder)) from error
+
+
+def _write(
+    folder: Path,
+    built: Built,
+    schedule: Schedule,
+    loaded: LoadedWorkload,
+    captured: Captured,
+    costs: Mapping[str, NodeCost],
+    weights: Mapping[str, torch.Tensor] | None,
+) -> None:
+    (folder / "stages").mkdir(parents=True)
+    plan = built.plan
+    root = loaded.path.resolve().parent
+    for at, cuts in enumerate(built.cuts):
+        for cut in cuts:
+            text = emit_stage(cut, model=plan.name, stages=len(cuts), root=root, graph_module=captured.graph_module)
+            (folder / module_file(at, cut.index)).write_text(text)
+    (folder / "plan.json").write_text(plan.to_json())
+    (folder / "schedule.csv").write_text(schedule.to_csv())
+    cluster = Cluster.from_dict(plan.cluster)
+    (folder / "graph.json").write_text(json.dumps({"nodes": graph_nodes(captured, costs, cluster, root)}, indent=0))
+    save_file({k: v.contiguous() for k, v in captured.constant_values.items()}, folder / "constants.safetensors")
+    if weights is not None:
+        save_file(dict(weights), folder / "weights.safetensors")
+    assert plan.workload is not None
+    shutil.copyfile(loaded.path, folder / plan.workload.path)
+    os.utime(folder / "plan.json")
+
+
+def graph_nodes(
+    captured: Captured, costs: Mapping[str, NodeCost], cluster: Cluster, root: Path
+) -> list[dict[str, Any]]:
+    """The batch's inputs and every call, in order, with costs per device kind."""
+    rows = []
+    for node in captured.graph_module.graph.nodes:
+        cost = costs.get(node.name)
+        if node.op not in ("placeholder", "call_function") or cost is None:
+            continue
+        rows.append(
+            {
+                "name": node.name,
+                "op": _op_name(node),
+                "module": module_path(node),
+                "source": source_place(node, root),
+                "inputs": [i.name for i in node.all_input_nodes if i.name in costs],
+                "forward_ms": {k.name: cost.forward_ms(k) for k in cluster.kinds()},
+                "backward_ms": {k.name: cost.backward_ms(k) for k in cluster.kinds()},
+                "flops": cost.flops,
+                "output_bytes": cost.output_bytes,
+                "shape": cost.shape,
+                "dtype": cost.dtype,
+            }
+        )
+    return rows
+
+
+def _op_name(node: fx.Node) -> str:
+    if node.op == "placeholder":
+        return "input"
+    if node.target is getitem:
+        return "getitem"
+    return str(node.target) if not hasattr(node.target, "__name__") else str(getattr(node.target, "__name__", ""))
+
+
+def model_weights(model: torch.nn.Module, captured: Captured) -> dict[str, torch.Tensor]:
+    """Initial values of all parameters and buffers by the model's first name for each."""
+    own = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
+    return {t.name: own[t.name].detach().contiguous() for t in (*captured.parameters, *captured.buffers)}

@@ -1,0 +1,109 @@
+"""``hetpipe-compile``: a model and a cluster in, a plan folder out."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hetpipe_compiler.cli.boundary import run_app, single_command
+from hetpipe_compiler.errors import ClusterError, PlanningError
+
+if TYPE_CHECKING:
+    from hetpipe_compiler.ir.plan import Plan
+
+#: Names of the passes, in order; here so that --help need not import them.
+PASSES = ("normalize", "annotate_cost", "fuse_atomic", "coarsen", "allocate", "partition", "schedule", "verify")
+
+
+def command(
+    model: Annotated[Path, typer.Argument(help="model.py that defines workload()", show_default=False)],
+    cluster: Annotated[Path, typer.Option(help="cluster file (YAML)", show_default=False)],
+    out: Annotated[Path, typer.Option("-o", "--out", help="plan folder to write")] = Path("out"),
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="argument for workload(); may be repeated")
+    ] = None,
+    policy: Annotated[str, typer.Option(help="virtual workers: NP, ED, HD, or a groups file")] = "ED",
+    nm: Annotated[int | None, typer.Option(help="minibatches in flight (default: the planner's choice)")] = None,
+    staleness: Annotated[int, typer.Option("--staleness", "-D", help="D: clocks a virtual worker may be ahead")] = 0,
+    placement: Annotated[str, typer.Option(help="where parameters live: local or round-robin")] = "local",
+    update_scale: Annotated[
+        float | None, typer.Option(help="servers' factor on pushed updates (default: 1/N; the paper adds plainly: 1)")
+    ] = None,
+    split: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="A,B,...",
+            help="cut by hand: first node, module or block of each later stage; once for all"
+            " virtual workers, or once for each",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="seed of the initial weights")] = 0,
+    no_weights: Annotated[bool, typer.Option("--no-weights", help="leave initial weights to hetpipe-run")] = False,
+    dump_after: Annotated[
+        list[str] | None, typer.Option(metavar="PASS", help=f"print what a pass made: {', '.join(PASSES)}")
+    ] = None,
+    time_passes: Annotated[bool, typer.Option("--time-passes", help="print the seconds that each step took")] = False,
+    json: Annotated[bool, typer.Option("--json", help="print the plan as JSON instead of tables")] = False,
+) -> None:
+    """Plan the training of MODEL on a mixed cluster and write stage modules, schedule and weights."""
+    _check(staleness, dump_after or [])
+    from rich.console import Console
+
+    errors = Console(stderr=True)
+    with errors.status("loading torch") as status:
+        from hetpipe_compiler.compiler import CompileOptions, compile
+        from hetpipe_compiler.frontend.load import parse_settings
+
+        options = CompileOptions(
+            policy=policy,
+            nm=nm,
+            staleness=staleness,
+            placement=placement,
+            update_scale=update_scale,
+            splits=_splits(split),
+            seed=seed,
+            weights=not no_weights,
+            dump_after=frozenset(dump_after or []),
+            on_dump=lambda name, text: print(f"--- {name} ---\n{text}", file=sys.stderr if json else sys.stdout),
+            on_start=status.update,
+        )
+        result = compile(model, cluster, out, settings=parse_settings(settings or []), options=options)
+    _report(result.plan, out, json)
+    if time_passes:
+        for name, seconds in result.seconds.items():
+            errors.print(f"{name:14} {seconds:8.3f} s", highlight=False)
+
+
+def _check(staleness: int, dump_after: list[str]) -> None:
+    if staleness < 0:
+        raise PlanningError("HP310", f"D = {staleness} clocks", where="--staleness", hint="give 0 or more")
+    for name in dump_after:
+        if name not in PASSES:
+            raise ClusterError("HP220", f"no pass '{name}'", where="--dump-after", hint=f"one of {', '.join(PASSES)}")
+
+
+def _splits(split: list[str] | None) -> tuple[tuple[str | int, ...], ...] | None:
+    return tuple(tuple(part.strip() for part in one.split(",") if part.strip()) for one in split) if split else None
+
+
+def _report(plan: Plan, out: Path, json: bool) -> None:
+    if json:
+        print(plan.to_json(), end="")
+        return
+    from rich.console import Console
+
+    from hetpipe_compiler.codegen.tables import plan_tables
+
+    console = Console()
+    for table in plan_tables(plan, width=console.width):
+        console.print(table)
+    note = "" if plan.dynamic_batch else f" (batch size fixed at {plan.batch_size}: {plan.dynamic_batch_note})"
+    console.print(f"written: {out}{note}", highlight=False, soft_wrap=True)
+
+
+def main() -> Any:
+    """Entry point."""
+    return run_app(single_command(command))

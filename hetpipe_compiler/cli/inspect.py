@@ -1,0 +1,125 @@
+"""``hetpipe-inspect``: look at a plan folder, as tables, pictures, an ONNX model or a timeline."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from hetpipe_compiler.cli.boundary import run_app, single_command
+from hetpipe_compiler.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from hetpipe_compiler.ir.plan import Plan
+
+
+def inspect(
+    folder: Annotated[Path, typer.Argument(help="Plan folder that hetpipe-compile wrote.", metavar="PLAN")],
+    dot: Annotated[Path | None, typer.Option(help="Write the partition as Graphviz text.", metavar="FILE")] = None,
+    svg: Annotated[Path | None, typer.Option(help="Draw it (needs Graphviz); the .dot stays.", metavar="FILE")] = None,
+    png: Annotated[Path | None, typer.Option(help="The same as a bitmap.", metavar="FILE")] = None,
+    ops: Annotated[
+        bool, typer.Option("--ops", help="Pictures: a box per operation, not per group of modules.")
+    ] = False,
+    onnx: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the whole model as ONNX, each node with its pipeline stage and costs.", metavar="FILE"
+        ),
+    ] = None,
+    timeline: Annotated[
+        Path | None, typer.Option(help="Write the predicted run as a Chrome trace (ui.perfetto.dev).", metavar="FILE")
+    ] = None,
+    waves: Annotated[int, typer.Option(help="Timeline: waves before the drain.", min=1)] = 3,
+    vw: Annotated[int | None, typer.Option(help="Only this virtual worker.", min=0, metavar="N")] = None,
+    memory: Annotated[bool, typer.Option("--memory", help="Also what makes up each stage's memory.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON instead.")] = False,
+) -> None:
+    """Show what hetpipe-compile decided: without options, the tables."""
+    from hetpipe_compiler.codegen.worker_groups import worker_of
+    from hetpipe_compiler.ir.plan import Plan
+
+    pictures = [path for path in (svg, png) if path is not None]
+    if ops and not (dot or pictures):
+        raise typer.BadParameter("--ops is for --dot, --svg and --png")
+    if waves != 3 and timeline is None:
+        raise typer.BadParameter("--waves is for --timeline")
+    if as_json and memory:
+        raise typer.BadParameter("--json holds the memory parts already: leave out --memory")
+    plan = Plan.load(folder)
+    if vw is not None:
+        worker_of(plan, vw)  # refuse a wrong number before anything is written
+    if as_json:
+        sys.stdout.write(plan.to_json())
+    elif memory or not (dot or pictures or onnx or timeline):
+        _print_tables(plan, vw, memory)
+    if dot or pictures:
+        _write_pictures(plan, folder, dot, pictures, vw, ops)
+    if timeline is not None:
+        _write_timeline(plan, folder, timeline, vw, waves)
+    if onnx is not None:
+        _write_onnx(plan, folder, onnx, vw)
+
+
+def _print_tables(plan: Plan, vw: int | None, memory: bool) -> None:
+    from rich.console import Console
+
+    from hetpipe_compiler.codegen.tables import memory_table, plan_tables
+
+    console = Console(highlight=False)
+    for renderable in plan_tables(plan, width=console.width, vw=vw):
+        console.print(renderable)
+    if memory:
+        for renderable in memory_table(plan, width=console.width, vw=vw):
+            console.print(renderable)
+
+
+def _write_pictures(
+    plan: Plan, folder: Path, dot: Path | None, pictures: list[Path], vw: int | None, ops: bool
+) -> None:
+    from hetpipe_compiler.codegen.graph_file import load_graph
+    from hetpipe_compiler.codegen.graphviz import draw, plan_dot
+
+    text = plan_dot(plan, load_graph(folder), vw=vw, ops=ops)
+    source = dot or pictures[0].with_suffix(".dot")
+    _write(source, lambda: source.write_text(text, encoding="utf-8"))
+    for picture in pictures:
+        _write(picture, lambda picture=picture: draw(source, picture))  # type: ignore[misc]
+
+
+def _write_timeline(plan: Plan, folder: Path, path: Path, vw: int | None, waves: int) -> None:
+    from hetpipe_compiler.codegen.timeline import idle_text, load_schedule, plan_timeline, timeline_json
+
+    run = plan_timeline(plan, load_schedule(plan, folder), waves=waves)
+    _write(path, lambda: path.write_text(timeline_json(run, vw=vw), encoding="utf-8"))
+    typer.echo(idle_text(run, vw), err=True)
+
+
+def _write_onnx(plan: Plan, folder: Path, path: Path, vw: int | None) -> None:
+    from hetpipe_compiler.codegen.graph_file import load_graph
+    from hetpipe_compiler.codegen.onnx import write_onnx
+
+    _write(path, lambda: write_onnx(plan, folder, load_graph(folder), path, vw=vw))
+
+
+def _write(path: Path, writer: Callable[[], object]) -> None:
+    """Run ``writer``; say what it wrote on stderr, which leaves stdout to ``--json`` and the tables."""
+    if not path.absolute().parent.is_dir():
+        raise ArtifactError("HP444", "no such folder", where=str(path.parent), hint=f"mkdir -p {path.parent}")
+    try:
+        writer()
+    except OSError as error:
+        raise ArtifactError("HP444", f"cannot write: {error.strerror or error}", where=str(path)) from error
+    typer.echo(f"wrote {path}", err=True)
+
+
+def main() -> NoReturn:
+    """Entry point of the ``hetpipe-inspect`` command."""
+    run_app(single_command(inspect))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""The planner's steps as passes: allocate, partition (with concurrency), schedule, verify. Each wraps the file of its name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from hetpipe_compiler.ir.cluster import Cluster, Device
+from hetpipe_compiler.ir.schedule import Schedule
+from hetpipe_compiler.passes.allocate import Allocation, allocate
+from hetpipe_compiler.passes.base import Compilation, Pass
+from hetpipe_compiler.passes.concurrency import choose_concurrency
+from hetpipe_compiler.passes.partition import message_ms
+from hetpipe_compiler.passes.schedules.wsp import wsp_program
+from hetpipe_compiler.passes.simulate.pipeline import PipelineCosts
+from hetpipe_compiler.passes.verify import verify_schedule
+
+
+@dataclass(frozen=True)
+class Allocate(Pass):
+    """Group devices into virtual workers: see `hetpipe_compiler.passes.allocate`."""
+
+    name: ClassVar[str] = "allocate"
+    ensures: ClassVar[tuple[str, ...]] = ("allocation",)
+
+    policy: str
+
+    def run(self, compilation: Compilation) -> None:
+        compilation.allocation = allocate(compilation.cluster, self.policy)
+
+    def dump(self, compilation: Compilation) -> str:
+        assert compilation.allocation is not None
+        rows = [f"vw{n}: {' '.join(d.id for d in g.devices)}" for n, g in enumerate(compilation.allocation.groups)]
+        return "\n".join([*rows, f"unused: {' '.join(d.id for d in compilation.allocation.unused) or 'none'}"])
+
+
+@dataclass(frozen=True)
+class Partition(Pass):
+    """Cut the chain for every virtual worker and choose Nm: see `hetpipe_compiler.passes.concurrency`.
+
+    Attributes:
+        nm: Minibatches in flight; None: the smallest within 1 % of the best.
+        splits: Cuts by hand, one for each virtual worker or one for all.
+    """
+
+    name: ClassVar[str] = "partition"
+    requires: ClassVar[tuple[str, ...]] = ("chain", "allocation")
+    ensures: ClassVar[tuple[str, ...]] = ("workers",)
+
+    nm: int | None = None
+    staleness: int = 0
+    placement: str = "local"
+    splits: tuple[tuple[str | int, ...], ...] | None = None
+
+    def run(self, compilation: Compilation) -> None:
+        assert compilation.chain is not None
+        assert compilation.allocation is not None
+        remote = remote_fraction(compilation.allocation, compilation.cluster, self.placement)
+        compilation.workers = choose_concurrency(
+            compilation.chain,
+            compilation.cluster,
+            compilation.allocation,
+            nm=self.nm,
+            staleness=self.staleness,
+            splits=self.splits,
+            exchange_ms=lambda device, size: exchange_ms(compilation.cluster, device, size, remote),
+        )
+
+    def dump(self, compilation: Compilation) -> str:
+        assert compilation.workers is not None
+        return "\n".join(
+            f"vw{n} stage{s}: {stage.device.id} blocks {stage.blocks} {stage.stage_ms:.3f} ms w={stage.in_flight}"
+            for n, worker in enumerate(compilation.workers)
+            for s, stage in enumerate(worker.stages)
+        )
+
+
+def remote_fraction(allocation: Allocation, cluster: Cluster, placement: str) -> float:
+    """Share of the parameters that a stage exchanges with servers on other nodes.
+
+    ``round-robin`` spreads parameters over all nodes. ``local`` keeps them at home if each virtual worker has the same
+    devices on the same nodes, so that a stage sits on one node in all of them (ED); else it is no better.
+    """
+    nodes = len(cluster.nodes)
+    if placement == "local" and len({tuple(d.node for d in g.devices) for g in allocation.groups}) == 1:
+        return 0.0
+    return 1.0 - 1.0 / nodes
+
+
+def exchange_ms(cluster: Cluster, device: Device, size_bytes: int, remote: float) -> float:
+    """Milliseconds of pushing and then pulling a stage's parameters once; its part on other nodes takes the network."""
+    home = cluster.node(device.node).link
+    away_bytes = int(size_bytes * remote)
+    return 2.0 * max(home.ms(size_bytes - away_bytes), cluster.network.ms(away_bytes) if away_bytes else 0.0)
+
+
+@dataclass(frozen=True)
+class MakeSchedule(Pass):
+    """The default programs for the chosen in-flight vectors: see `hetpipe_compiler.passes.schedules.wsp`."""
+
+    name: ClassVar[str] = "schedule"
+    requires: ClassVar[tuple[str, ...]] = ("workers",)
+    ensures: ClassVar[tuple[str, ...]] = ("schedule",)
+
+    staleness: int = 0
+
+    def run(self, compilation: Compilation) -> None:
+        assert compilation.workers is not None
+        nm = compilation.workers[0].nm
+        programs = tuple(wsp_program(worker.in_flight, nm, self.staleness) for worker in compilation.workers)
+        compilation.schedule = Schedule(nm, self.staleness, programs)
+
+    def dump(self, compilation: Compilation) -> str:
+        assert compilation.schedule is not None
+        return compilation.schedule.to_csv()
+
+
+@dataclass(frozen=True)
+class Verify(Pass):
+    """Prove the schedule before it runs: see `hetpipe_compiler.passes.verify`."""
+
+    name: ClassVar[str] = "verify"
+    requires: ClassVar[tuple[str, ...]] = ("schedule", "workers", "chain")
+    ensures: ClassVar[tuple[str, ...]] = ("schedule",)
+
+    def run(self, compilation: Compilation) -> None:
+        assert compilation.schedule is not None
+        assert compilation.workers is not None
+        assert compilation.chain is not None
+        costs = []
+        for worker in compilation.workers:
+            activations, gradients = message_ms(compilation.chain, worker.stages, compilation.cluster)
+            costs.append(
+                PipelineCosts(
+                    forward_ms=np.array([s.forward_ms for s in worker.stages]),
+                    backward_ms=np.array([s.backward_ms for s in worker.stages]),
+                    activation_ms=activations,
+                    gradient_ms=gradients,
+                )
+            )
+        verify_schedule(compilation.schedule, costs, [worker.in_flight for worker in compilation.workers])
+
+    def dump(self, compilation: Compilation) -> str:
+        assert compilation.schedule is not None
+        return f"proved for {sum(map(len, compilation.schedule.programs))} programs"
