@@ -15,7 +15,7 @@ _PAPER_KINDS = (("titan-v", 12, 14.9), ("titan-rtx", 24, 16.3), ("rtx-2060", 6, 
 
 
 def residual_chain(blocks: int, seed: int = 0, batch_size: int = 32) -> BlockChain:
-    """A convolutional net with a skip over every third block: early blocks have large activations, late ones parameters."""
+    """A convolutional net with skips: early blocks have large activations, late ones many parameters."""
     rng = np.random.default_rng(seed)
     depth = np.arange(blocks) / blocks
     work = rng.uniform(0.5, 1.5, blocks) * 900.0 / blocks

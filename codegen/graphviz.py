@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hetpipe_compiler.codegen.graph_file import GraphNode
-from hetpipe_compiler.codegen.module_groups import Box, boxes_of_worker
+from hetpipe_compiler.codegen.module_groups import INPUT, Box, boxes_of_worker
 from hetpipe_compiler.codegen.quantities import bytes_of, bytes_text, device_ranges, digits
 from hetpipe_compiler.codegen.worker_groups import WorkerGroup, same_cuts
 from hetpipe_compiler.errors import ArtifactError
@@ -21,6 +21,8 @@ from hetpipe_compiler.ir.plan import Plan, Stage
 
 #: Seconds after which drawing is given up: layout of a thousand boxes takes minutes.
 TIME_LIMIT_S = 60.0
+#: Boxes from which beauty gives way to speed.
+_MANY = 200
 #: Fill colours of stages, light enough for black text.
 _FILLS = ("#e3f0fb", "#fdf0d8", "#e5f5e3", "#f6e4f1", "#efeae2", "#e0f3f3", "#fbe4e0", "#ecebf8")
 _CUT = "#c0392b"
@@ -50,6 +52,9 @@ def plan_dot(plan: Plan, graph: Sequence[GraphNode], *, vw: int | None = None, o
         rankdir="TB", compound="true", label=graphviz.escape(title), labelloc="t", fontname="Helvetica", fontsize="16"
     )
     dot.attr(nodesep="0.2", ranksep="0.3", newrank="false")
+    if ops and len(graph) > _MANY:
+        # Straight lines and a bounded search, else a layout takes minutes.
+        dot.attr(splines="line", nslimit="1", nslimit1="1", mclimit="0.2")
     dot.attr(
         "node",
         shape="box",
@@ -115,10 +120,12 @@ def _draw_worker(dot: Any, group: WorkerGroup, graph: Sequence[GraphNode], ops: 
     boxes = boxes_of_worker(group.first, graph, ops=ops)
     prefix = f"vw{group.first.index}"
     ids = {id(box): f"{prefix}_b{i}" for i, box in enumerate(boxes)}
+    first_boxes = []
     for stage in group.first.stages:
         with dot.subgraph(name=f"cluster_{prefix}_s{stage.index}") as cluster:
             mine = [box for box in boxes if box.stage == stage.index]
             first = ids[id(mine[0])] if mine else f"{prefix}_stage{stage.index}"
+            first_boxes.append(first)
             _style_stage(cluster, group, stage, first)
             column = f"{prefix}_s{stage.index}"
             for box in mine:
@@ -127,6 +134,7 @@ def _draw_worker(dot: Any, group: WorkerGroup, graph: Sequence[GraphNode], ops: 
                 cluster.node(first, label=_nodes_label(stage), group=column)
     if boxes:
         _draw_edges(dot, group, boxes, ids)
+        _draw_shared_parameters(dot, group, first_boxes, prefix)
     else:
         _draw_cuts_only(dot, group, prefix)
 
@@ -163,7 +171,8 @@ def _style_stage(cluster: Any, group: WorkerGroup, stage: Stage, first_box: str)
 def _box_label(box: Box, stage: Stage, ops: bool) -> str:
     forward = sum(node.forward_ms.get(stage.kind, 0.0) for node in box.nodes)
     backward = sum(node.backward_ms.get(stage.kind, 0.0) for node in box.nodes)
-    facts = [] if ops or len(box.nodes) == 1 else [f"{len(box.nodes)} ops"]
+    batch = box.nodes[0].op == INPUT
+    facts = [] if ops or batch or len(box.nodes) == 1 else [f"{len(box.nodes)} ops"]
     if forward + backward:
         facts.append(f"{digits(forward + backward)} ms")
     return _escaped("\n".join([box.label, ", ".join(facts)]) if facts else box.label)
@@ -175,19 +184,47 @@ def _nodes_label(stage: Stage) -> str:
 
 
 def _draw_edges(dot: Any, group: WorkerGroup, boxes: Sequence[Box], ids: dict[int, str]) -> None:
-    """An edge per pair of boxes; a value counts once however many nodes of the box read it."""
-    values: dict[tuple[int, int], dict[str, int]] = defaultdict(dict)
+    """An edge per pair of boxes. A value crosses to a stage once: it is drawn to the first box there that reads it."""
     owner = {node.name: i for i, box in enumerate(boxes) for node in box.nodes}
+    sizes = {node.name: node.output_bytes for box in boxes for node in box.nodes}
+    values: dict[tuple[int, int], set[str]] = defaultdict(set)
+    crossed: set[tuple[str, int]] = set()
     for i, box in enumerate(boxes):
-        for node in box.nodes:
-            for name in node.inputs:
-                if name in owner and owner[name] != i:
-                    made = boxes[owner[name]].nodes
-                    values[owner[name], i][name] = next(n.output_bytes for n in made if n.name == name)
-    for (a, b), carried in sorted(values.items()):
-        _draw_edge(
-            dot, group, (ids[id(boxes[a])], ids[id(boxes[b])]), (boxes[a].stage, boxes[b].stage), sum(carried.values())
-        )
+        for name in (name for node in box.nodes for name in node.inputs):
+            if name not in owner or owner[name] == i:
+                continue
+            if boxes[owner[name]].stage != box.stage:
+                # Numbers such as sizes ride in message headers: no edge for them.
+                if (name, box.stage) in crossed or not sizes[name]:
+                    continue
+                crossed.add((name, box.stage))
+            values[owner[name], i].add(name)
+    joined = {i for pair in values for i in pair}
+    for i, box in enumerate(boxes):
+        # What is joined to nothing (a counter's update) would float to the top of the picture.
+        if i and i not in joined and boxes[i - 1].stage == box.stage:
+            dot.edge(ids[id(boxes[i - 1])], ids[id(box)], style="invis")
+    for (a, b), names in sorted(values.items()):
+        ends, stages = (ids[id(boxes[a])], ids[id(boxes[b])]), (boxes[a].stage, boxes[b].stage)
+        _draw_edge(dot, group, ends, stages, sum(sizes[name] for name in names))
+
+
+def _draw_shared_parameters(dot: Any, group: WorkerGroup, first_boxes: Sequence[str], prefix: str) -> None:
+    """What an owner sends of its parameters: from its frame to the other stage's frame, for no node makes it."""
+    for stage in group.first.stages:
+        sizes = {port.name: port.bytes for port in stage.outputs if port.kind == "parameter"}
+        for to, names in sorted(stage.sends.items()):
+            for name in (name for name in names if name in sizes):
+                dot.edge(
+                    f"{first_boxes[stage.index]}_heading",
+                    first_boxes[to],
+                    label=_escaped(f" {name}\n {bytes_text(sizes[name])}"),
+                    lhead=f"cluster_{prefix}_s{to}",
+                    color=_SKIP,
+                    fontcolor=_SKIP,
+                    style="dashed",
+                    penwidth="2",
+                )
 
 
 def _draw_cuts_only(dot: Any, group: WorkerGroup, prefix: str) -> None:

@@ -18,9 +18,13 @@ from hetpipe_compiler.codegen.graph_file import GraphNode
 from hetpipe_compiler.ir.plan import VirtualWorker
 
 #: A stage shows at least so many boxes where its modules allow.
-FEW = 4
+FEW = 6
 #: Boxes of a whole picture, and of one stage, about; more do not fit a screen legibly.
 BOXES, BOXES_OF_STAGE = 32, 8
+
+
+#: `GraphNode.op` of what comes from the batch.
+INPUT = "input"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +39,21 @@ class Box:
 def boxes_of_worker(worker: VirtualWorker, graph: Sequence[GraphNode], *, ops: bool = False) -> tuple[Box, ...]:
     """Boxes of all stages in execution order; ``ops``: one box per call.
 
-    Nodes that the graph does not know are left out.
+    The batch is a box of stage 0, which hands it out. Nodes that the graph does not know are left out.
     """
     by_name = {node.name: node for node in graph}
     stages = [[by_name[name] for name in stage.nodes if name in by_name] for stage in worker.stages]
-    if ops:
-        return tuple(Box(k, _op_label(node), (node,)) for k, nodes in enumerate(stages) for node in nodes)
+    placed = {node.name for nodes in stages for node in nodes}
+    batch = tuple(node for node in graph if node.op == INPUT and node.name not in placed)
+    boxes = [Box(0, "batch", batch)] if batch else []
     room = max(3, min(BOXES_OF_STAGE, BOXES // max(1, len(stages))))
-    return tuple(box for k, nodes in enumerate(stages) for box in _packed(_grouped(k, nodes), room))
+    for k, nodes in enumerate(stages):
+        boxes += [Box(k, _op_label(n), (n,)) for n in nodes] if ops else _packed(_grouped(k, nodes), room)
+    return tuple(boxes)
 
 
 def _op_label(node: GraphNode) -> str:
-    op = node.op.removeprefix("aten.").removesuffix(".default")
-    return f"{node.name}\n{op}" if op != node.name else op
+    return f"{node.name}\n{node.module}" if node.module else node.name
 
 
 def _grouped(stage: int, nodes: Sequence[GraphNode]) -> list[Box]:

@@ -6,7 +6,8 @@ partition of the plan becomes a `DeviceConfigurationProto`; costs and places go 
 
 The file describes the forward pass of training (dropout and batch normalisation in training mode), at the example
 batch's shapes. ONNX has no in-place updates: what the forward pass writes into buffers is left out, and named in
-``hetpipe.not_exported``.
+``hetpipe.not_exported``; ``hetpipe.without_node`` names calls with a cost that need no ONNX node
+(dropout of probability 0).
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ def write_onnx(
         (group, pipeline_stages(model, found, group, own=worker in group.members)) for group in same_cuts(plan, vw)
     ]
     annotate_nodes(model, found, graph)
-    _describe(model, plan, exported)
+    mapped = {origin.node for origin in found if origin}
+    lost = [node.name for node in graph if any(node.forward_ms.values()) and node.name not in mapped]
+    _describe(model, plan, exported, lost)
     attach_weights(model, plan, folder, path, embed_limit_bytes=embed_limit_bytes)
     proto = onnx_ir.serde.serialize_model(model)
     add_configurations(proto, configurations)
@@ -155,7 +158,7 @@ def _use_batch_statistics(model: Any, found: Sequence[Origin | None], places: se
             node.attributes["training_mode"] = onnx_ir.AttrInt64("training_mode", 1)
 
 
-def _describe(model: Any, plan: Plan, exported: Any) -> None:
+def _describe(model: Any, plan: Plan, exported: Any, lost: Sequence[str]) -> None:
     model.producer_name, model.producer_version = "hetpipe-compiler", __version__
     model.graph.name = plan.name
     model.graph.metadata_props.clear()
@@ -172,6 +175,8 @@ def _describe(model: Any, plan: Plan, exported: Any) -> None:
     updates = updates or [tensor.name for tensor in plan.buffers if tensor.mutated]
     if updates:
         facts["not_exported"] = "updates of buffers " + ", ".join(updates)
+    if lost:
+        facts["without_node"] = ", ".join(lost)
     for key, value in facts.items():
         model.metadata_props[PREFIX + key] = str(value)
     for value in model.graph.inputs:

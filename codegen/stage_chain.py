@@ -51,7 +51,8 @@ def stage_path(stage: Stage, folder: Path) -> Path:
             where=str(folder),
             hint="compile model.py instead",
         )
-    path = folder / stage.module
+    # Absolute: stack traces name files so, whatever path the module was imported by.
+    path = (folder / stage.module).absolute()
     if not path.is_file():
         raise ArtifactError("HP445", f"stage {stage.index}'s module is missing", where=str(path), hint="compile again")
     return path

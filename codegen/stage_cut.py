@@ -74,7 +74,7 @@ class _Cutter:
         self._loss = captured.loss_node()
         leaves = dict(zip((n for n in self._graph.nodes if n.op == "placeholder"), captured.batch_leaves, strict=True))
         self._leaf = {n.name: leaf for n, leaf in leaves.items()}
-        self._symbols = _batch_symbol(next(iter(leaves)))
+        self._symbol = _batch_symbol(next(iter(leaves)))
         self._running = [self._with_constants(s) for s in range(self._count)]
         self._readers = self._stages_reading()
         self._owner = self._parameter_owners()
@@ -183,7 +183,7 @@ class _Cutter:
         if not isinstance(value, torch.Tensor) or value.dim() != len(concrete):
             return concrete
         return tuple(
-            str(size).replace(self._symbols, "batch") if isinstance(size, torch.SymInt) and self._symbols else at
+            str(size).replace(self._symbol, "batch") if _is_symbol(size) and self._symbol else at
             for size, at in zip(value.shape, concrete, strict=True)
         )
 
@@ -200,9 +200,13 @@ class _Cutter:
         )
 
 
+def _is_symbol(size: object) -> bool:
+    return isinstance(size, torch.SymInt)
+
+
 def _batch_symbol(placeholder: fx.Node) -> str:
     """Export's symbol for the batch size, '' where it is a constant."""
     value = placeholder.meta.get("val")
-    if isinstance(value, torch.Tensor) and value.dim() and isinstance(value.shape[0], torch.SymInt):
+    if isinstance(value, torch.Tensor) and value.dim() and _is_symbol(value.shape[0]):
         return str(value.shape[0])
     return ""

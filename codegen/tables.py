@@ -77,12 +77,13 @@ def _header(plan: Plan, wide: bool) -> Text:
     text.append(f"predicted {digits(plan.samples_per_s)} samples/s", style="bold green")
     base = plan.data_parallel
     fit = len(base.devices_that_fit)
+    devices = "devices" if plan.cluster.get("emulate") else "GPUs"
     text.append("; " if wide else ";\n")
     if fit:
         text.append(f"plain data parallelism {digits(base.samples_per_s)}")
-        text.append(f" ({fit} of {base.devices} GPUs can hold the model)")
+        text.append(f" ({fit} of {base.devices} {devices} can hold the model)")
     else:
-        text.append(f"plain data parallelism impossible (none of {base.devices} GPUs can hold the model)")
+        text.append(f"plain data parallelism impossible (none of {base.devices} {devices} can hold the model)")
     return text
 
 

@@ -32,6 +32,7 @@ from hetpipe_compiler.passes.simulate.timeline import (
     same_parameters,
     simulate_run,
 )
+from hetpipe_compiler.passes.verify import verify_schedule
 
 #: Waves that a timeline shows unless told otherwise; the drain comes after.
 WAVES = 3
@@ -46,7 +47,7 @@ class Timeline:
 
     Attributes:
         events: By start time.
-        idle: Per stage, the share of the run in which it computes nothing, fill and drain included.
+        idle: Per stage, the share of its virtual worker's run in which it computes nothing, fill and drain included.
         steady_idle: The same in the steady state: 1 - (forward + backward) / period.
     """
 
@@ -71,40 +72,51 @@ def plan_timeline(plan: Plan, schedule: Schedule, *, waves: int = WAVES) -> Time
         exchange,
         same_parameters(workers) if plan.servers else None,
     )
-    end = max((event.end_ms for event in events), default=0.0)
+    idle: dict[StageKey, float] = {}
+    for worker in workers:
+        own = [event for event in events if event.vw == worker.index]
+        idle.update(idle_shares(own, 0.0, max(event.end_ms for event in own if event.op in ("F", "B"))))
+    # All virtual workers keep the pace of the slowest: none may be more than D waves ahead.
+    period_ms = 1000.0 * plan.batch_size * len(workers) / plan.samples_per_s
     steady = {
-        (worker.index, stage.index): max(0.0, 1 - (stage.forward_ms + stage.backward_ms) / _period_ms(plan, worker))
+        (worker.index, stage.index): max(0.0, 1 - (stage.forward_ms + stage.backward_ms) / period_ms)
         for worker in workers
         for stage in worker.stages
     }
-    return Timeline(plan, minibatches, events, idle_shares(events, 0.0, end) if end else {}, steady)
+    return Timeline(plan, minibatches, events, idle, steady)
 
 
 def load_schedule(plan: Plan, folder: Path) -> Schedule:
-    """The plan folder's ``schedule.csv``.
+    """The plan folder's ``schedule.csv``, proved.
 
     Raises:
-        ArtifactError: HP449, there is none; HP420-HP421, it cannot be read.
+        ArtifactError: HP449, there is none; HP420-HP421, it cannot be read; HP430-HP438, it does not hold.
     """
     path = folder / "schedule.csv"
     if not path.is_file():
         raise ArtifactError("HP449", "no schedule.csv here", where=str(folder), hint="compile again")
-    return Schedule.from_csv(path.read_text(), nm=plan.nm, staleness=plan.staleness)
+    schedule = Schedule.from_csv(path.read_text(), nm=plan.nm, staleness=plan.staleness)
+    cluster = Cluster.from_dict(plan.cluster)
+    costs = [PipelineCosts.of_plan(worker, cluster) for worker in plan.virtual_workers]
+    verify_schedule(schedule, costs, [[s.in_flight for s in worker.stages] for worker in plan.virtual_workers])
+    return schedule
 
 
 def exchange_ms(plan: Plan, cluster: Cluster, stage: Stage) -> float:
     """Time for a stage's trainable parameters to reach their servers; the new weights take as long to come back.
 
-    What goes to the server of the stage's own node takes that node's link, the rest the network: a message per server.
+    What goes to the server of the stage's own node takes that node's link, beside it the rest takes the network.
     """
-    node = cluster.device(stage.device).node
+    node = cluster.node(cluster.device(stage.device).node)
     sizes = {tensor.name: tensor.bytes for tensor in plan.parameters if tensor.trainable}
-    total = 0.0
+    home_bytes = away_bytes = 0
     for server in plan.servers:
-        mine = set(server.parameters).intersection(stage.parameters)
-        link = cluster.node(node).link if server.node == node else cluster.network
-        total += link.ms(sum(sizes.get(name, 0) for name in mine))
-    return total
+        count = sum(sizes.get(name, 0) for name in set(server.parameters).intersection(stage.parameters))
+        if server.node == node.name:
+            home_bytes += count
+        else:
+            away_bytes += count
+    return max(node.link.ms(home_bytes), cluster.network.ms(away_bytes))
 
 
 def timeline_json(timeline: Timeline, *, vw: int | None = None) -> str:
@@ -146,10 +158,6 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def _period_ms(plan: Plan, worker: VirtualWorker) -> float:
-    return 1000.0 * plan.batch_size / worker.samples_per_s
-
-
 def _names(timeline: Timeline, workers: Sequence[VirtualWorker]) -> Iterator[dict[str, Any]]:
     for worker in workers:
         pid = worker.index
@@ -178,7 +186,7 @@ def _slices(events: Sequence[TimelineEvent]) -> Iterator[dict[str, Any]]:
             "cat": {"F": "forward", "B": "backward", "wait": "wait"}[event.op],
             "cname": _COLOURS[event.op],
             **_at(event, event.start_ms),
-            "dur": _us(event.end_ms - event.start_ms),
+            "dur": round(_us(event.end_ms) - _us(event.start_ms), 3),
             "args": {"wave" if event.instruction.op is Op.PULL else "minibatch": event.index},
         }
 
@@ -196,7 +204,7 @@ def _journeys(events: Sequence[TimelineEvent]) -> Iterator[dict[str, Any]]:
 
 
 def _arrows(events: Sequence[TimelineEvent]) -> Iterator[dict[str, Any]]:
-    """A flow binds to the slices around its ends: it leaves inside the sender's computation, arrives in the reader's."""
+    """A flow binds to the slices around its ends: it leaves just before the sender's end, arrives just inside."""
     computations: dict[tuple[int, int, str, int], TimelineEvent] = {
         (e.vw, e.stage, e.op, e.index): e for e in events if e.op in ("F", "B")
     }
@@ -207,8 +215,12 @@ def _arrows(events: Sequence[TimelineEvent]) -> Iterator[dict[str, Any]]:
         op = "F" if event.op == "a>" else "B"
         made, read = computations[event.vw, event.stage, op, event.index], computations[event.vw, peer, op, event.index]
         common = {"cat": "message", "id": number, "name": _TITLES[event.op]}
-        yield {"ph": "s", **common, **_at(made, made.end_ms - 0.01 * (made.end_ms - made.start_ms))}
-        yield {"ph": "f", "bp": "e", **common, **_at(read, read.start_ms)}
+        yield {"ph": "s", **common, **_at(made, _inside(made, 0.99))}
+        yield {"ph": "f", "bp": "e", **common, **_at(read, _inside(read, 0.01))}
+
+
+def _inside(event: TimelineEvent, share: float) -> float:
+    return event.start_ms + share * (event.end_ms - event.start_ms)
 
 
 def _in_flight(events: Sequence[TimelineEvent]) -> Iterator[dict[str, Any]]:

@@ -59,11 +59,11 @@ def count_costs(captured: Captured) -> dict[str, NodeCost]:
     return counter.costs
 
 
-class _WorkMode(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
+class _WorkMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Collects the work of each operator that reaches a kernel."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.work: list[Work] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002

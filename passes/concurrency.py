@@ -6,7 +6,9 @@ Rule:
        simulated period among those that fit in memory; within 0.1 % the one with the fewest minibatches in flight.
     2. Nm is the same in all virtual workers, so the first Nm that does not fit in one of them ends the search.
     3. Under WSP all virtual workers do the same number of minibatches, so N of them together make
-       N x batch / (period of the slowest). The smallest Nm within 1 % of the best such rate wins.
+       N x batch / (period of the slowest). The smallest Nm within 1 % of the best such rate wins. The search ends early
+       where a stage of the slowest computes 99 % of the time: more in flight leaves partitions less memory, and no
+       stalls are left to fill.
     4. Virtual workers whose devices are alike get the same plan.
 """
 
@@ -142,7 +144,8 @@ def _choose(planners: list[_Planner], candidates: range) -> int:
             raise does_not_fit(planner.chain, planner.space, nm, by_hand=by_hand, largest_nm=_largest_nm(planners, nm))
         slowest = max(workers, key=lambda worker: worker.period_ms)
         periods[nm] = slowest.period_ms
-        if slowest.period_ms <= slowest.lower_bound_ms * (1 + _NM_GAIN):
+        busiest_ms = max(stage.forward_ms + stage.backward_ms for stage in slowest.stages)
+        if slowest.period_ms <= busiest_ms * (1 + _NM_GAIN):
             break
     enough = min(periods.values()) * (1 + _NM_GAIN)
     return next(nm for nm, period in periods.items() if period <= enough)
@@ -234,7 +237,10 @@ class _Planner:
         best: tuple[int, ...] = ()
         period_ms = np.inf
         for vector in vectors(nm, limits):
-            candidate_ms = steady_period_ms(costs, vector, exchange)
+            candidate_ms = steady_period_ms(costs, vector)
+            if exchange is not None and candidate_ms < period_ms * (1 - _PERIOD_GAIN):
+                # Waiting for servers can only slow the pipeline, and costs more to simulate.
+                candidate_ms = steady_period_ms(costs, vector, exchange)
             if candidate_ms < period_ms * (1 - _PERIOD_GAIN):
                 best, period_ms = vector, candidate_ms
             if period_ms <= floor_ms * (1 + _PERIOD_GAIN):

@@ -18,8 +18,8 @@ from hetpipe_compiler.ir.blocks import BlockChain
 from hetpipe_compiler.ir.cluster import Cluster, Device, DeviceKind, Link
 from hetpipe_compiler.passes.allocate import Group
 
-#: A search over more (state, block) pairs than this is refused: about 700 MB.
-MAX_STATES = 20_000_000
+#: A search over more (tail, link, block) states than this is refused: it would take some 10 s for each in-flight rule.
+MAX_STATES = 5_000_000
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import combinations_with_replacement
 
 #: More vectors than this are not enumerated.
-MAX_VECTORS = 2000
+MAX_VECTORS = 1000
 
 
 @dataclass(frozen=True, order=True)
@@ -56,7 +56,7 @@ def vectors(nm: int, limits: tuple[int, ...]) -> list[tuple[int, ...]]:
         middles = combinations_with_replacement(range(nm, 0, -1), stages - 2)
         candidates = ((nm, *middle, 1) for middle in middles)
     else:
-        growths = [step / 4 for step in range(4 * nm + 1)]
+        growths = [step / 4 for step in range(13)] + [math.inf]
         candidates = (InFlightRule(growth).vector(nm, stages) for growth in growths)
     fitting = {vector for vector in candidates if all(w <= limit for w, limit in zip(vector, limits, strict=True))}
     return sorted(fitting, key=lambda vector: (sum(vector), vector))

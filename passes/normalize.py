@@ -4,7 +4,8 @@
    nothing that shares the storage is read later except through the changed tensor itself. Elsewhere it stays in place;
    `fuse_atomic` keeps everything that touches the storage together.
 2. Runtime assertions of export go. What nobody reads goes, unless it changes a tensor or draws random numbers.
-3. ``detach_`` and friends follow rule 1; buffers that training changes are marked as mutated.
+3. A conversion to the dtype that a tensor already has goes: all tensors of a stage are on its device, so nothing is left to do.
+4. Buffers that training changes are marked as mutated.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ def normalize(captured: Captured) -> Captured:
     """Apply the rules to the graph in place; returns the capture with its mutated buffers marked."""
     graph = captured.graph_module.graph
     _drop_assertions(graph)
+    _drop_idle_conversions(graph)
     _functionalize(captured)
     _drop_unread(graph)
     captured.graph_module.recompile()
@@ -98,6 +100,20 @@ def _drop_assertions(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
+def _drop_idle_conversions(graph: fx.Graph) -> None:
+    """``x.to(device)`` comes out of export as a conversion to x's own dtype; it would pin a model to the dtype it had here."""
+    for node in list(graph.nodes):
+        if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.name != "aten::to":
+            continue
+        source, copies = node.args[0], node.kwargs.get("copy") or True in node.args[2:]
+        before, after = source.meta.get("val") if isinstance(source, fx.Node) else None, node.meta.get("val")
+        if isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor) and before.dtype == after.dtype:
+            if copies or node.kwargs.get("memory_format") or before.stride() != after.stride():
+                continue
+            node.replace_all_uses_with(source)
+            graph.erase_node(node)
+
+
 def _drop_unread(graph: fx.Graph) -> None:
     for node in reversed(list(graph.nodes)):
         if node.op in ("output", "placeholder") or node.users:
@@ -128,13 +144,13 @@ def _functionalize(captured: Captured) -> None:
         if twin is None:
             continue
         target = written[0]
-        if target.op == "get_attr":
-            continue
         storage = storage_of(target)
+        if target.op == "get_attr" or storage is None:
+            continue
         # After the write, the changed tensor may be read as `target` or as `node`; any other name that the storage had
         # before would miss the change once the operator is functional.
         names = {target, node} | _same_tensor(target)
-        others = [s for s in sharers.get(storage or -1, []) if s not in names and order.get(s, -1) < order[node]]
+        others = [s for s in sharers[storage] if s not in names and order.get(s, -1) < order[node]]
         if any(order.get(user, -1) > order[node] for other in others for user in other.users):
             continue
         if any(other.op in ("get_attr", "placeholder") for other in (*others, target)) or not _same_kind(node, target):
@@ -170,7 +186,7 @@ def _functional_twin(node: fx.Node) -> torch._ops.OpOverload | None:
 
 def _same_kind(node: fx.Node, target: fx.Node) -> bool:
     """Whether the functional result has the dtype and shape of the tensor written into (no promotion, no broadcast)."""
-    into = target.meta.get("val")
+    into: torch.Tensor = target.meta["val"]
     inputs = [a.meta.get("val") for a in node.all_input_nodes]
     floats = [v for v in inputs if isinstance(v, torch.Tensor) and v.dim() and v.dtype != into.dtype]
     # Another dtype among the operands could promote; masks and indices do not.

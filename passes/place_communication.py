@@ -200,10 +200,11 @@ class _Placement:
         pulls = {s: instruction.index for s, instruction in stuck.items() if instruction.op is Op.PULL}
         if pulls:
             s, wave = min(pulls.items(), key=lambda item: item[1])
-            late = ", ".join(str(t) for t, stage in enumerate(self.stages) if stage.pushed <= wave)
+            late = [str(t) for t, stage in enumerate(self.stages) if stage.pushed <= wave]
+            pushers = f"{'stage' if len(late) == 1 else 'stages'} {', '.join(late)}"
             return ArtifactError(
                 "HP437",
-                f"stage {s} waits at v{wave} for ever: wave {wave} is pushed only after it, by stage {late}",
+                f"stage {s} waits at v{wave} for ever: wave {wave} is pushed only after it, by {pushers}",
                 where="schedule.csv",
                 hint=f"put ^{wave} before v{wave}, or pull an earlier wave",
             )

@@ -28,9 +28,12 @@ from hetpipe_compiler.passes.simulate.rendezvous import stuck_stages
 
 
 def proof_lengths(nm: int, staleness: int) -> tuple[int, ...]:
-    """Run lengths that show a periodic schedule's prologue, periods, gates and short last waves."""
+    """Run lengths that show a periodic schedule's prologue, periods, gates and short last waves; the longest first.
+
+    (A mistake in the period is plainest in a run that has whole periods.)
+    """
     whole = (staleness + 4) * nm
-    return tuple(sorted({1, nm, nm + 1, whole, whole + 1, whole + nm - 1}))
+    return tuple(sorted({1, nm, nm + 1, whole, whole + 1, whole + nm - 1}, reverse=True))
 
 
 def required_clock(p: int, nm: int, staleness: int) -> int:

@@ -6,6 +6,7 @@ An epoch is as long as the largest shard; a shorter shard wraps round within it 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -160,19 +161,17 @@ class BatchSource:
         if dtype != port.dtype:
             raise _mismatch(where, f"has dtype {dtype}, the plan wants {port.dtype}")
         shape = tuple(value.shape)
-        fits = len(shape) == len(port.shape) and all(
-            size == (sizes.setdefault(want, size) if _is_symbol(want) else want)
-            for size, want in zip(shape, port.shape, strict=True)
-            if isinstance(want, int) or _is_symbol(want)
-        )
+        fits = len(shape) == len(port.shape) and all(map(_size_fits, shape, port.shape, repeat(sizes)))
         if not fits:
             fixed = f" (the batch size is fixed: {self._note})" if self._note else ""
             raise _mismatch(where, f"has shape {list(shape)}, the plan wants {list(port.shape)}{fixed}")
 
 
-def _is_symbol(size: int | str) -> bool:
-    """Whether a size of a port's shape is a plain name; expressions such as ``2*s0`` are not checked."""
-    return isinstance(size, str) and size.isidentifier()
+def _size_fits(size: int, want: int | str, sizes: dict[str, int]) -> bool:
+    """Whether a size is the port's: a name stands for one size per batch; expressions such as ``2*s0`` go unchecked."""
+    if isinstance(want, int):
+        return size == want
+    return not want.isidentifier() or sizes.setdefault(want, size) == size
 
 
 def _in_order_of(example: Any, batch: Any, where: str) -> Any:

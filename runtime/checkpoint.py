@@ -33,19 +33,23 @@ def save(path: Path, tensors: Mapping[str, Tensor], **facts: Any) -> None:
     Raises:
         RunError: HP557 the file cannot be written.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     metadata = {"format": "pt", **{key: json.dumps(value) for key, value in facts.items()}}
     try:
+        temporary.touch()
+        mode = temporary.stat().st_mode
         # Clones, because the format refuses tensors that share memory (tied ones do).
         save_file({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}, temporary, metadata)
+        temporary.chmod(mode)  # safetensors makes files that nobody else may read
         temporary.replace(path)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         temporary.unlink(missing_ok=True)
         raise RunError(
             "HP557",
-            f"cannot write the weights: {error.strerror or error}",
+            f"cannot write the weights: {getattr(error, 'strerror', None) or error}",
             where=str(path),
             hint="make room, or choose another -o",
         ) from error
@@ -73,7 +77,7 @@ def evaluate(loaded: LoadedWorkload, weights: Path, seed: int) -> dict[str, floa
         model.eval()
         with torch.no_grad():
             numbers = loaded.workload.evaluate(model)
-        return {str(name): float(value) for name, value in numbers.items()}
+            return {str(name): float(value) for name, value in numbers.items()}
     except Exception as error:
         last = "\n  ".join("".join(traceback.format_exception(error)).rstrip().splitlines()[-8:])
         raise RunError(

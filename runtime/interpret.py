@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hetpipe_compiler.errors import RunError
 from hetpipe_compiler.ir.cluster import Cluster
 from hetpipe_compiler.ir.schedule import Instruction, Op
 from hetpipe_compiler.runtime.batches import BatchSource
@@ -87,6 +86,11 @@ class _Runner:
             self.free_ms += self.backward_ms
 
     @property
+    def waits_at(self) -> str:
+        """Its place and next instruction."""
+        return f"vw{self.engine.vw}/stage{self.engine.index} at {self.program[self.position]}"
+
+    @property
     def done(self) -> bool:
         return self.position == len(self.program)
 
@@ -129,7 +133,7 @@ def interpret(
 
     Raises:
         ArtifactError: HP410-HP412, HP420-HP421, HP436-HP437 the folder is incomplete or its schedule wrong.
-        RunError: HP513-HP516 data or values that do not fit; HP517 the schedule comes to a standstill.
+        RunError: HP513-HP516 data or values that do not fit.
     """
     clock = VirtualClock()
     log = _Log(clock, on_event)
@@ -143,8 +147,8 @@ def interpret(
     running = list(runners)
     while running:
         starts = [(start, i) for i, r in enumerate(running) if (start := r.start_ms()) is not None]
-        if not starts:
-            raise _standstill(running)
+        # The placement of messages refuses schedules under which stages wait in a circle.
+        assert starts, "no stage can go on: " + ", ".join(r.waits_at for r in running)
         start, index = min(starts)
         runner = running[index]
         clock.now_ms = start
@@ -219,13 +223,3 @@ def _report(log: _Log, runner: _Runner, instruction: Instruction) -> None:
 def _losses(plan: Plan, runners: list[_Runner]) -> tuple[dict[int, float], ...]:
     last = {vw: len(worker.stages) - 1 for vw, worker in enumerate(plan.virtual_workers)}
     return tuple(r.engine.losses for r in runners if r.engine.index == last[r.engine.vw])
-
-
-def _standstill(running: list[_Runner]) -> RunError:
-    waits = [f"vw{r.engine.vw}/stage{r.engine.index} at {r.program[r.position]}" for r in running]
-    return RunError(
-        "HP517",
-        f"no stage can go on: {', '.join(waits)}",
-        where="schedule.csv",
-        hint="undo the edits of schedule.csv, or compile again",
-    )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hetpipe_compiler.errors import ArtifactError
 from hetpipe_compiler.ir.schedule import Instruction, Schedule
 from hetpipe_compiler.passes.place_communication import communicated_programs
-from hetpipe_compiler.passes.simulate.plan_costs import plan_costs
+from hetpipe_compiler.passes.simulate.costs import PipelineCosts
 
 if TYPE_CHECKING:
     from hetpipe_compiler.ir.cluster import Cluster
@@ -40,6 +40,6 @@ def complete_programs(plan: Plan, folder: Path, cluster: Cluster, minibatches: i
     """
     schedule = load_schedule(plan, folder)
     return [
-        communicated_programs(programs, plan_costs(worker, cluster), minibatches)
+        communicated_programs(programs, PipelineCosts.of_plan(worker, cluster), minibatches)
         for programs, worker in zip(schedule.programs, plan.virtual_workers, strict=True)
     ]

@@ -30,7 +30,7 @@ class WorkerProgress:
         samples: In them.
         loss: Mean weighted towards the newest (0.9 a minibatch); None before the first.
         pushed: Stage -> waves that the servers have of it.
-        waited_s, waited_for_weights_s: Per stage, from its status events.
+        waiting, waiting_for_weights: Per stage, the share of its time since it began, from its status events.
     """
 
     vw: int
@@ -38,8 +38,8 @@ class WorkerProgress:
     samples: int = 0
     loss: float | None = None
     pushed: dict[int, int] = field(default_factory=dict)
-    waited_s: dict[int, float] = field(default_factory=dict)
-    waited_for_weights_s: dict[int, float] = field(default_factory=dict)
+    waiting: dict[int, float] = field(default_factory=dict)
+    waiting_for_weights: dict[int, float] = field(default_factory=dict)
     _weight: float = 0.0
     _recent: deque[tuple[float, int]] = field(default_factory=deque)
 
@@ -111,15 +111,18 @@ class Progress:
         """Take an event; unknown kinds are ignored."""
         kind = event["kind"]
         if kind == "minibatch":
-            self._start = self._start or event["time"]
+            if self._start is None:
+                self._start = event["time"]
+                self._last_line = self._last_metrics = time.time()
             self.workers[event["vw"]].finished_minibatch(event)
         elif kind == "push" and event["accepted"]:
             pushed = self.workers[event["vw"]].pushed
             pushed[event["stage"]] = max(pushed.get(event["stage"], 0), event["wave"] + 1)
         elif kind == "status" and "vw" in event:
             worker = self.workers[event["vw"]]
-            worker.waited_s[event["stage"]] = event["waited_s"]
-            worker.waited_for_weights_s[event["stage"]] = event["waited_for_weights_s"]
+            counted_s = max(event["counted_s"], 1e-3)
+            worker.waiting[event["stage"]] = min(1.0, event["waited_s"] / counted_s)
+            worker.waiting_for_weights[event["stage"]] = min(1.0, event["waited_for_weights_s"] / counted_s)
         self._show()
 
     def note(self, text: str) -> None:
@@ -143,8 +146,8 @@ class Progress:
                     "samples_per_s": round(samples_per_s, 4),
                     "loss": finite(worker.loss),
                     "clock": worker.clock,
-                    "waiting": _share(worker.waited_s, stages, elapsed_s),
-                    "waiting_for_weights": _share(worker.waited_for_weights_s, stages, elapsed_s),
+                    "waiting": round(sum(worker.waiting.values()) / stages, 4),
+                    "waiting_for_weights": round(sum(worker.waiting_for_weights.values()) / stages, 4),
                 }
             )
         return records
@@ -198,8 +201,3 @@ def _cells(record: dict[str, Any]) -> dict[str, str]:
         "waiting": f"{100 * record['waiting']:.0f}%",
         "for weights": f"{100 * record['waiting_for_weights']:.0f}%",
     }
-
-
-def _share(seconds: dict[int, float], stages: int, elapsed_s: float) -> float:
-    """Mean over the stages of the share of time, rounded."""
-    return round(min(1.0, sum(seconds.values()) / stages / elapsed_s), 4) if elapsed_s > 0 else 0.0

@@ -22,6 +22,7 @@ _POLL_S = 0.1
 _SETTLE_S = 1.0
 _SETTLE_CONSEQUENCES_S = 5.0
 _SILENT_S = 5.0
+_START_S = 300.0
 _TRACE_LINES = 12
 
 
@@ -40,6 +41,7 @@ class ProcessState:
     heard: float = field(default_factory=time.monotonic)
     status: Event = field(default_factory=dict)
     started: bool = False
+    ready: bool = False
     finished: bool = False
     failure: Event | None = None
     gone_at: float | None = None
@@ -71,7 +73,8 @@ class Supervisor:
     """Collects events until a condition holds; raises as soon as something is wrong.
 
     Args:
-        timeout_s: Seconds without progress of any process until the watchdog ends the run.
+        timeout_s: Seconds without progress of any process until the watchdog ends the run; while processes start, it
+            waits five minutes at least.
         on_event: Sees every event (for the log, the progress display, saved weights).
     """
 
@@ -105,17 +108,13 @@ class Supervisor:
             RunError: HP560 a process was ended by a signal or left without a word; HP561 a process raised; HP562 no
                 progress for the timeout.
         """
+        self._progress_at = time.monotonic()
         while not done():
             self._step()
             self._raise_failures()
-            if time.monotonic() - self._progress_at > self._timeout_s:
-                raise self._stall()
-
-    def pump(self, seconds: float) -> None:
-        """Handle events for a while, whatever has failed."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            self._step()
+            waited_s = time.monotonic() - self._progress_at
+            if waited_s > (self._timeout_s if self._all_ready() else max(self._timeout_s, _START_S)):
+                raise self._stall(waited_s)
 
     def _step(self) -> None:
         for event, tensors in self._receiver.receive(_POLL_S):
@@ -143,8 +142,10 @@ class Supervisor:
             state.finished, state.gone_at = True, None
         elif kind == "failed":
             state.failure = state.failure or event
-        elif kind == "ready" and "endpoint" in event:
-            self.endpoints[event["process"]] = event["endpoint"]
+        elif kind == "ready":
+            state.ready = True
+            if "endpoint" in event:
+                self.endpoints[event["process"]] = event["endpoint"]
 
     # failures
 
@@ -165,11 +166,14 @@ class Supervisor:
         if failed:
             raise _failure_error(min(failed, key=_suspicion), [s.child.name for s in failed])
 
-    def _stall(self) -> RunError:
+    def _all_ready(self) -> bool:
+        return all(s.ready for s in self._states.values())
+
+    def _stall(self, waited_s: float) -> RunError:
         lines = [f"{name}: {state.describe()}" for name, state in self._states.items()]
         return RunError(
             "HP562",
-            f"no process has made progress for {self._timeout_s:g} s\n  " + "\n  ".join(lines),
+            f"no process has made progress for {waited_s:.0f} s\n  " + "\n  ".join(lines),
             hint="see the log of the process that the others wait for; if it is only slow, give a larger --timeout",
         )
 
@@ -195,8 +199,7 @@ def _failure_error(state: ProcessState, failed: list[str]) -> RunError:
         trace = str(state.failure["traceback"]).rstrip().splitlines()[-_TRACE_LINES:]
         message = f"{state.failure['error']}\n  " + "\n  ".join(trace) + also
         return RunError("HP561", message, where=name, hint=f"the whole log: {log}")
-    doing = state.describe() if state.child.exit_code is None else _last_seen(state.status)
-    message = f"the process ended by itself ({state.child.ended_by()}){doing}"
+    message = f"the process ended by itself ({state.child.ended_by()}){_last_seen(state.status)}"
     tail = state.child.log_tail()
     if tail:
         message += "\n  " + "\n  ".join(tail)

@@ -27,7 +27,8 @@ class Activity:
         doing: The instruction in progress, or the last one.
         since: When that began, seconds since the epoch.
         wait: What the working thread waits for now, if it waits.
-        waited_s: Seconds spent in waits that have ended.
+        counted_from: Monotonic time from which waits count: when the work itself began.
+        waited_s: Seconds spent since then in waits that have ended.
         waited_for_weights_s: The part of them spent waiting for parameter servers.
     """
 
@@ -35,6 +36,7 @@ class Activity:
     doing: str = "starting"
     since: float = field(default_factory=time.time)
     wait: Wait | None = None
+    counted_from: float = field(default_factory=time.monotonic)
     waited_s: float = 0.0
     waited_for_weights_s: float = 0.0
 
@@ -43,6 +45,11 @@ class Activity:
         self.steps += 1
         self.doing = doing
         self.since = time.time()
+
+    def start_counting(self) -> None:
+        """The work begins here: forget the waits before."""
+        self.counted_from = time.monotonic()
+        self.waited_s = self.waited_for_weights_s = 0.0
 
     @contextmanager
     def waiting(self, what: str, whom: str, *, weights: bool = False) -> Iterator[None]:
@@ -61,11 +68,13 @@ class Activity:
     def report(self) -> dict[str, Any]:
         """For the event channel; the time of an unfinished wait is included in the totals."""
         wait = self.wait
-        running = max(0.0, time.time() - wait.since) if wait else 0.0
+        now = time.monotonic()
+        running = min(max(0.0, time.time() - wait.since), now - self.counted_from) if wait else 0.0
         return {
             "steps": self.steps,
             "doing": self.doing,
             "since": self.since,
+            "counted_s": now - self.counted_from,
             "waited_s": self.waited_s + running,
             "waited_for_weights_s": self.waited_for_weights_s,
             "wait": {"what": wait.what, "whom": wait.whom, "since": wait.since} if wait else None,

@@ -80,6 +80,7 @@ class Worker:
         self.activity.begin("loading the stage")
         engine = self._engine(loaded, mailbox, link)
         self.events.send("ready")
+        self.activity.start_counting()
         for instruction in self._instructions():
             self._execute(engine, instruction)
         self.activity.begin("finish")

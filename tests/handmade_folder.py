@@ -96,7 +96,7 @@ def weights() -> dict[str, torch.Tensor]:
         "bn.bias": (4,),
         "fc.weight": (10, 256),
     }
-    values = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    values = {name: 0.1 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
     counters = {"bn.running_mean": torch.zeros(4), "bn.running_var": torch.ones(4)}
     return {**values, **counters, "bn.num_batches_tracked": torch.zeros((), dtype=torch.int64)}
 

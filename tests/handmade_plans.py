@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hetpipe_compiler.ir.cluster import Cluster
 from hetpipe_compiler.ir.plan import DataParallel, Plan, Server, Stage, Tensor, VirtualWorker
 
 MEMORY = {"titan-v": 12e9, "titan-rtx": 24e9, "rtx-2060": 6e9, "quadro-p4000": 8e9}
@@ -73,7 +74,7 @@ def make_plan(workers: tuple[VirtualWorker, ...], *, policy: str, fit: int = 12)
     return Plan(
         name="vgg19",
         batch_size=32,
-        samples_per_s=sum(w.samples_per_s for w in workers),
+        samples_per_s=len(workers) * min(w.samples_per_s for w in workers),
         policy=policy,
         nm=4,
         staleness=0,
@@ -119,3 +120,11 @@ def node_partition() -> Plan:
         policy="NP",
         fit=0,
     )
+
+
+def with_cluster(plan: Plan) -> Plan:
+    """The plan with the paper's cluster in it, which the timeline needs."""
+    kinds = ("titan-v", "titan-rtx", "rtx-2060", "quadro-p4000")
+    nodes = [{"name": f"n{i}", "devices": {kind: 4}, "link": "pcie3-x16"} for i, kind in enumerate(kinds)]
+    cluster = Cluster.from_dict({"name": "paper", "nodes": nodes, "network": "infiniband-fdr"})
+    return plan.model_copy(update={"cluster": cluster.to_dict(), "cluster_digest": cluster.digest()})

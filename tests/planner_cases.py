@@ -64,7 +64,9 @@ KINDS = ("a", "b", "c")
 @st.composite
 def clusters(draw: st.DrawFn, most: int = 4) -> Cluster:
     """Up to ``most`` devices of three kinds on up to three nodes; memories from scarce to plenty."""
-    kinds = [kind(name, draw(st.integers(50, 1500)), draw(st.integers(0, 20))) for name in KINDS]
+    kinds = [
+        kind(name, draw(st.integers(50, 1500) | st.integers(1500, 6000)), draw(st.integers(0, 20))) for name in KINDS
+    ]
     nodes = draw(st.lists(st.lists(st.sampled_from(kinds), min_size=1, max_size=3), min_size=1, max_size=3))
     kept: list[list[DeviceKind]] = []
     for node in nodes:
@@ -77,13 +79,13 @@ def clusters(draw: st.DrawFn, most: int = 4) -> Cluster:
 
 
 @st.composite
-def chains(draw: st.DrawFn, most: int = 7) -> BlockChain:
+def chains(draw: st.DrawFn, most: int = 7, least: int = 1) -> BlockChain:
     """Chains with skips, values read twice, gradients or none, shared storages: small numbers, so that ties happen."""
-    n = draw(st.integers(1, most))
+    n = draw(st.integers(least, most))
     times = st.lists(st.integers(0, 12).map(float), min_size=n, max_size=n)
     blocks = st.integers(0, n - 1)
     values = []
-    for index in range(draw(st.integers(0, 8)) if n > 1 else 0):
+    for index in range(draw(st.integers(0, n + 1)) if n > 1 else 0):
         producer = draw(st.integers(0, n - 2))
         consumers = draw(st.sets(st.integers(producer + 1, n - 1), min_size=1, max_size=3))
         forward, backward = draw(st.integers(0, 30)), draw(st.integers(0, 30))

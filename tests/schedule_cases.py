@@ -16,17 +16,16 @@ milliseconds = st.integers(0, 40).map(lambda quarters: quarters / 4)
 
 
 @st.composite
-def pipelines(draw: st.DrawFn, max_stages: int = 5, *, gradients_everywhere: bool = False) -> PipelineCosts:
-    """Neighbours exchange activations; skips come and go, and so do gradients unless ``gradients_everywhere``."""
-    k = draw(st.integers(1, max_stages))
+def pipelines(draw: st.DrawFn) -> PipelineCosts:
+    """One to five stages. Neighbours exchange activations; skips and gradients come and go."""
+    k = draw(st.integers(1, 5))
     computing = st.lists(milliseconds.map(lambda ms: ms + 0.25), min_size=k, max_size=k)
     costs = PipelineCosts.chain(draw(computing), draw(computing))
     for i in range(k):
         for j in range(i + 1, k):
             if j == i + 1 or draw(st.booleans()):
                 costs.activation_ms[i, j] = draw(milliseconds)
-                flows = gradients_everywhere and j == i + 1
-                costs.gradient_ms[j, i] = draw(milliseconds) if flows or draw(st.booleans()) else np.nan
+                costs.gradient_ms[j, i] = draw(milliseconds) if draw(st.booleans()) else np.nan
     return costs
 
 

@@ -99,10 +99,14 @@ def _write_timeline(plan: Plan, folder: Path, path: Path, vw: int | None, waves:
 
 
 def _write_onnx(plan: Plan, folder: Path, path: Path, vw: int | None) -> None:
+    from rich.console import Console
+
     from hetpipe_compiler.codegen.graph_file import load_graph
     from hetpipe_compiler.codegen.onnx import write_onnx
 
-    _write(path, lambda: write_onnx(plan, folder, load_graph(folder), path, vw=vw))
+    graph = load_graph(folder)
+    with Console(stderr=True).status("exporting (minutes for large models)"):
+        _write(path, lambda: write_onnx(plan, folder, graph, path, vw=vw))
 
 
 def _write(path: Path, writer: Callable[[], object]) -> None:

@@ -26,9 +26,7 @@ def run(
     ],
     epochs: Annotated[int | None, typer.Option(help="Epochs to train; default 1 if the workload has data.")] = None,
     steps: Annotated[int | None, typer.Option(help="Minibatches of each virtual worker, instead of --epochs.")] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Of data order, dropout and the like; default: the plan's.")
-    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of data order, dropout and the like; default: the plan's.")] = None,
     reproducible: Annotated[
         bool, typer.Option("--reproducible", help="The same bits in every run, whatever the timing.")
     ] = False,

@@ -146,7 +146,7 @@ def _shape_error(error: ValidationError, where: str) -> ClusterError:
         message += f", got {shown(details['input'])}"
     elif kind == "list_type":
         message = f"expected a list, got {shown(details['input'])}"
-    elif message.startswith("expected a text") and not isinstance(details["input"], (dict, list, type(None))):
+    elif message.startswith("expected a text") and isinstance(details["input"], (bool, int, float)):
         hint = "put it in quotes"
     elif message.startswith("expected a number"):
         hint = "write a plain number; its unit is in the key's name"

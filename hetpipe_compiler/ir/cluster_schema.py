@@ -17,6 +17,8 @@ from hetpipe_compiler.ir.cluster import DeviceKind, Link
 from hetpipe_compiler.ir.config_file import shown
 
 _BYTES = {"bytes": 1, "mib": 2**20, "gb": 10**9, "gib": 2**30}
+# More of one kind in one node is a slip of the finger; every device becomes an object.
+MAX_COUNT = 1024
 # Marks the alternatives of a union in pydantic's locations, which are not places in the user's file.
 ALTERNATIVE = "@"
 # The type of the error when no alternative fits.
@@ -31,13 +33,13 @@ def _message(code: str, text: str) -> PydanticCustomError:
 def _number(value: object) -> float:
     """A float from YAML; ``1e3`` and ``.inf`` are text to PyYAML or JSON, and numbers to people."""
     number: float | None = None
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        number = float(value)
-    elif isinstance(value, str):
-        try:
+    try:
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            number = float(value)
+        elif isinstance(value, str):
             number = float(value.replace(".inf", "inf"))
-        except ValueError:
-            number = None
+    except (ValueError, OverflowError):
+        number = None
     if number is None:
         raise _message("HP203", f"expected a number, got {shown(value)}")
     return number
@@ -64,8 +66,8 @@ def _figure(
 def _count(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise _message("HP203", f"expected a whole number of devices, got {shown(value)}")
-    if value < 1:
-        raise _message("HP206", f"must be at least 1, got {value}")
+    if not 1 <= value <= MAX_COUNT:
+        raise _message("HP206", f"must be at least 1 and at most {MAX_COUNT}, got {shown(value)}")
     return value
 
 

@@ -54,6 +54,9 @@ def parse_yaml(text: str, where: str) -> Any:
     except yaml.YAMLError as error:
         first = str(error).splitlines()[0]
         raise ClusterError("HP202", first, where=where, hint="save the file as UTF-8 text") from None
+    except ValueError as error:
+        # PyYAML lets through what Python says about a date such as 2020-13-45.
+        raise ClusterError("HP202", str(error), where=where, hint="put dates and long numbers in quotes") from None
 
 
 def read_yaml(path: Path, example: str) -> Any:
@@ -90,14 +93,15 @@ def shown(value: object) -> str:
         return f"'{value}'"
     if isinstance(value, bool):
         return json.dumps(value)
-    return str(value)
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def place(where: str, loc: Sequence[int | str]) -> str:
     """``c.yaml: nodes[1].devices.titan-x`` from its parts; the file alone for an empty ``loc``."""
     text = ""
     for part in loc:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+        text += f"[{part!r}]" if isinstance(part, int) or not part else f".{part}" if text else part
     return f"{where}: {text}" if text else where
 
 

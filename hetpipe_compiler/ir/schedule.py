@@ -175,7 +175,10 @@ class Schedule:
                 where="schedule.csv:1",
                 hint="separate the columns by commas; the first is the section",
             )
-        columns = _columns(rows[0][1:])
+        header = [name.strip() for name in rows[0][1:]]
+        while header and not header[-1]:  # spreadsheets end rows alike
+            header.pop()
+        columns = _columns(header)
         parts: list[dict[str, list[Instruction]]] = [{"P": [], "R": []} for _ in columns]
         for line, row in enumerate(rows[1:], start=2):
             if not any(cell.strip() for cell in row):
@@ -190,7 +193,10 @@ class Schedule:
                 )
             if any(cell.strip() for cell in row[len(columns) + 1 :]):
                 raise ArtifactError(
-                    "HP421", f"more cells than the header's {len(columns) + 1}", where=f"schedule.csv:{line}"
+                    "HP421",
+                    f"more cells than the header's {len(columns) + 1}",
+                    where=f"schedule.csv:{line}",
+                    hint="instructions of one cell are separated by spaces",
                 )
             for part, (vw, stage), cell in zip(parts, columns, row[1:]):  # noqa: B905 (short rows end in empty cells)
                 part[section] += _cell(cell, f"schedule.csv:{line}, column vw{vw}/stage{stage}")
@@ -206,15 +212,17 @@ def _columns(names: list[str]) -> list[tuple[int, int]]:
     """(virtual worker, stage) of each column after the first; they must come in order and without gaps."""
     columns: list[tuple[int, int]] = []
     for name in names:
-        match = re.fullmatch(r"vw(\d+)/stage(\d+)", name.strip(), re.ASCII)
+        match = re.fullmatch(r"vw(\d+)/stage(\d+)", name, re.ASCII)
         if match is None:
-            raise ArtifactError("HP421", f"column '{name}' is not vwN/stageM", where="schedule.csv:1")
+            raise ArtifactError(
+                "HP421", f"column '{name}' is not vwN/stageM", where="schedule.csv:1", hint="as in vw0/stage1"
+            )
         column = (int(match[1]), int(match[2]))
         last_vw, last_stage = columns[-1] if columns else (-1, 0)
         if column not in ((last_vw, last_stage + 1), (last_vw + 1, 0)):
             raise ArtifactError(
                 "HP421",
-                f"column '{name.strip()}' is out of order",
+                f"column '{name}' is out of order",
                 where="schedule.csv:1",
                 hint="columns run through the virtual workers from 0, and in each through its stages from 0",
             )

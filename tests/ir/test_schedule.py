@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetpipe_compiler.errors import ArtifactError
@@ -54,12 +54,15 @@ def test_what_is_no_instruction(token: str) -> None:
     assert error.value.code == "HP420"
 
 
-@given(st.integers(1, 8), st.integers(0, 9), st.data())
-def test_csv_round_trips(nm: int, staleness: int, data: st.DataObject) -> None:
-    part = st.lists(instructions, max_size=12).map(tuple)
-    programs = st.lists(st.lists(st.builds(StageProgram, st.just(nm), part, part), min_size=1, max_size=4).map(tuple))
-    schedule = Schedule(nm, staleness, tuple(data.draw(programs.filter(bool))))
-    assert Schedule.from_csv(schedule.to_csv(), nm=nm, staleness=staleness) == schedule
+parts = st.lists(instructions, max_size=8).map(tuple)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.lists(st.tuples(parts, parts), min_size=1, max_size=3), min_size=1, max_size=2))
+def test_csv_round_trips(workers: list[list[tuple[tuple[Instruction, ...], tuple[Instruction, ...]]]]) -> None:
+    programs = tuple(tuple(StageProgram(3, *stage) for stage in stages) for stages in workers)
+    schedule = Schedule(3, 1, programs)
+    assert Schedule.from_csv(schedule.to_csv(), nm=3, staleness=1) == schedule
 
 
 def test_csv_that_a_spreadsheet_saved() -> None:

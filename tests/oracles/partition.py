@@ -102,3 +102,41 @@ def least_overflow(chain, devices, *, nm):
         )
         for order, cuts in all_plans(chain, devices)
     )
+
+
+def least_bottleneck_by_orders(chain, cluster, devices, *, nm, growth):
+    """The same least bottleneck for longer chains: for each order of devices the recurrence of spec section 4."""
+    n = len(chain.blocks)
+    cuts = [(lo, hi) for lo in range(n) for hi in range(lo + 1, n + 1)]
+    compute = {
+        (kind, lo, hi): float(sum(chain.forward_ms[kind][lo:hi]) + sum(chain.backward_ms[kind][lo:hi]))
+        for kind in {d.kind.name for d in devices}
+        for lo, hi in cuts
+    }
+    received, returned, fits = {}, {}, {}
+    for lo, hi in cuts:
+        reads = [v for v in chain.values if v.producer < lo and any(lo <= c < hi for c in v.consumers)]
+        received[lo, hi] = sum(v.forward_bytes for v in reads)
+        returned[lo, hi] = sum(v.backward_bytes for v in chain.values if lo <= v.producer < hi <= v.consumers[-1])
+        for w in range(1, nm + 1):
+            for device in {d.kind.name: d for d in devices}.values():
+                fits[lo, hi, w, device.kind.name] = stage_bytes(chain, (lo, hi), w, device) <= device.kind.memory_bytes
+    least = INFINITE
+    for count in range(1, min(n, len(devices)) + 1):
+        w = in_flight(nm, count, growth)
+        for order in permutations(devices, count):
+            best = [0.0] + [INFINITE] * n
+            for stage, device in enumerate(order):
+                after = [INFINITE] * (n + 1)
+                for lo, hi in cuts:
+                    if best[lo] == INFINITE or not fits[lo, hi, w[stage], device.kind.name]:
+                        continue
+                    time = compute[device.kind.name, lo, hi]
+                    if received[lo, hi]:
+                        time += _transfer_ms(cluster, order[stage - 1], device, received[lo, hi])
+                    if returned[lo, hi] and stage + 1 < count:
+                        time += _transfer_ms(cluster, order[stage + 1], device, returned[lo, hi])
+                    after[hi] = min(after[hi], max(best[lo], time))
+                best = after
+            least = min(least, best[n])
+    return least

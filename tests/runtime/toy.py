@@ -270,8 +270,8 @@ def write_toy(
     staleness: int,
     speeds: Sequence[float] | None = None,
 ) -> Toy:
-    """Write a plan folder: ``cuts[vw]`` are the first blocks of stages 1, 2, ...; ``speeds[vw]`` scales predicted
-    times."""(folder / "stages").mkdir(parents=True)
+    """Write a plan folder: ``cuts[vw]`` are the first blocks of stages 1, 2, ...; ``speeds[vw]`` scales its times."""
+    (folder / "stages").mkdir(parents=True)
     initial = network.initial()
     workers = []
     for vw, starts in enumerate(cuts):

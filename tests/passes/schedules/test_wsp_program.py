@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,7 +42,7 @@ def test_only_the_last_minibatch_of_a_wave_waits(shape: tuple[list[int], int, in
     in_flight, nm, staleness = shape
     for program in wsp_program(in_flight, nm, staleness):
         run = list(program.unroll(minibatches))
-        gates = {f.index: v.index for v, f in zip(run, run[1:], strict=False) if v.op is Op.PULL}
+        gates = {f.index: v.index for v, f in pairwise(run) if v.op is Op.PULL}
         lasts = range(nm, minibatches + 1, nm)
         # p = (c+1)*Nm needs clock >= c - D, that is wave c - D - 1
         assert gates == {p: p // nm - 1 - staleness - 1 for p in lasts if p // nm - 1 - staleness >= 1}

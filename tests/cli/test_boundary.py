@@ -1,0 +1,92 @@
+"""What a command's end looks like to the shell."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from hetpipe_compiler.cli.boundary import run_app, single_command
+from hetpipe_compiler.errors import PlanningError
+
+
+def status(function: object) -> int:
+    with pytest.raises(SystemExit) as caught:
+        run_app(function)  # type: ignore[arg-type]
+    return int(caught.value.code or 0)
+
+
+def test_nothing_wrong() -> None:
+    assert status(lambda: None) == 0
+
+
+def test_a_users_error_is_printed_and_2(capsys: pytest.CaptureFixture[str]) -> None:
+    def fails() -> None:
+        raise PlanningError("HP301", "512 MiB too much", where="n0:1", hint="use a smaller batch")
+
+    assert status(fails) == 2
+    captured = capsys.readouterr()
+    assert captured.err == "error[HP301]: n0:1: 512 MiB too much\n  next: use a smaller batch\n"
+    assert captured.out == ""
+
+
+def test_an_interrupt_is_130(capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    assert status(interrupted) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_bug_is_1_with_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    def buggy() -> None:
+        raise IndexError("list index out of range")
+
+    assert status(buggy) == 1
+    err = capsys.readouterr().err
+    assert "this is a bug in hetpipe-compiler" in err
+    assert "IndexError: list index out of range" in err
+    assert "in buggy" in err
+
+
+def test_errors_and_statuses_pass_through_typer(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def command(name: str, count: int = 1) -> None:
+        raise PlanningError("HP302", f"{name} {count}")
+
+    monkeypatch.setattr(sys, "argv", ["hetpipe-test", "x", "--count", "3"])
+    assert status(single_command(command)) == 2
+    assert capsys.readouterr().err == "error[HP302]: x 3\n"
+    monkeypatch.setattr(sys, "argv", ["hetpipe-test", "x", "--count", "many"])
+    assert status(single_command(command)) == 2
+    err = capsys.readouterr().err
+    assert "hetpipe-test [OPTIONS]" in err
+    assert "many" in err
+
+
+def test_run_help_does_not_load_torch() -> None:
+    code = (
+        "import sys\n"
+        "sys.argv = ['hetpipe-run', '--help']\n"
+        "from hetpipe_compiler.cli.run import main\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
+        "heavy = {'torch', 'numpy', 'numba', 'pydantic'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "--reproducible" in result.stdout
+
+
+def test_a_missing_plan_is_one_error(tmp_path: object) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "hetpipe_compiler.cli.run", f"{tmp_path}/none", "-o", f"{tmp_path}/run"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 2
+    assert result.stderr.startswith("error[HP401]: ")
+    assert result.stderr.count("\n") == 2
