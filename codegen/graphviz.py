@@ -86,8 +86,8 @@ def write_dot(text: str, path: Path) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def draw(dot_path: Path, picture: Path, *, time_limit_s: float = TIME_LIMIT_S) -> None:
-    """Draw ``dot_path`` with Graphviz into ``picture`` (.svg, .png or .pdf by its name). The .dot stays in any case.
+def draw(dot_path: Path, picture: Path, kind: str, *, time_limit_s: float = TIME_LIMIT_S) -> None:
+    """Draw ``dot_path`` with Graphviz into ``picture``; ``kind``: ``svg`` or ``png``. The .dot stays in any case.
 
     Raises:
         ArtifactError: HP442, the ``dot`` program is not on PATH; HP443, it failed or took too long.
@@ -99,7 +99,6 @@ def draw(dot_path: Path, picture: Path, *, time_limit_s: float = TIME_LIMIT_S) -
             f"cannot draw {picture.name}: Graphviz's 'dot' is not on PATH; {dot_path} is written",
             hint="install Graphviz (apt-get install graphviz), or paste the .dot file into a viewer",
         )
-    kind = picture.suffix.lstrip(".").lower()
     command = [program, f"-T{kind}", "-o", str(picture), str(dot_path)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=time_limit_s, check=False)

@@ -31,10 +31,13 @@ def epoch_seed(seed: int, epoch: int) -> int:
 
 
 def seed_torch(value: int) -> None:
-    """Seed torch's generators, of the CPU and of all CUDA devices."""
+    """Seed torch's generators: the CPU's, and those of CUDA devices in use."""
     import torch
 
-    torch.manual_seed(value)
+    # Not torch.manual_seed: while CUDA lies unused, that formats a stack trace at every call, for a later replay.
+    torch.default_generator.manual_seed(value)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(value)
 
 
 def seed_everything(value: int) -> None:

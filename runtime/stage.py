@@ -228,7 +228,8 @@ class StageEngine:
         if self.optimizer is not None:
             self.local.begin_step()
             self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
+            for parameter in self.weights.parameters.values():  # also those that the user's optimizer leaves out
+                parameter.grad = None
             if self.scheduler is not None:
                 self.scheduler.step()
             self.local.end_step(minibatch)

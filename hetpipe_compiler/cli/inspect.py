@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -42,7 +43,7 @@ def inspect(
     from hetpipe_compiler.codegen.worker_groups import worker_of
     from hetpipe_compiler.ir.plan import Plan
 
-    pictures = [path for path in (svg, png) if path is not None]
+    pictures = {kind: path for kind, path in (("svg", svg), ("png", png)) if path is not None}
     if ops and not (dot or pictures):
         raise typer.BadParameter("--ops is for --dot, --svg and --png")
     if waves != 3 and timeline is None:
@@ -78,16 +79,19 @@ def _print_tables(plan: Plan, vw: int | None, memory: bool) -> None:
 
 
 def _write_pictures(
-    plan: Plan, folder: Path, dot: Path | None, pictures: list[Path], vw: int | None, ops: bool
+    plan: Plan, folder: Path, dot: Path | None, pictures: dict[str, Path], vw: int | None, ops: bool
 ) -> None:
     from hetpipe_compiler.codegen.graph_file import load_graph
     from hetpipe_compiler.codegen.graphviz import draw, plan_dot
 
     text = plan_dot(plan, load_graph(folder), vw=vw, ops=ops)
-    source = dot or pictures[0].with_suffix(".dot")
+    source = dot or next(iter(pictures.values())).with_suffix(".dot")
+    for picture in pictures.values():
+        if picture == source:
+            raise ArtifactError("HP444", "the picture would overwrite its .dot", where=str(picture), hint="rename one")
     _write(source, lambda: source.write_text(text, encoding="utf-8"))
-    for picture in pictures:
-        _write(picture, lambda picture=picture: draw(source, picture))  # type: ignore[misc]
+    for kind, picture in pictures.items():
+        _write(picture, partial(draw, source, picture, kind))
 
 
 def _write_timeline(plan: Plan, folder: Path, path: Path, vw: int | None, waves: int) -> None:

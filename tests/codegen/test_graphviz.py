@@ -142,7 +142,7 @@ def fake_dot(folder: Path, script: str) -> None:
 def test_drawing_without_graphviz_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ArtifactError, match="not on PATH") as caught:
-        draw(tmp_path / "p.dot", tmp_path / "p.svg")
+        draw(tmp_path / "p.dot", tmp_path / "p.svg", "svg")
     assert caught.value.code == "HP442"
 
 
@@ -150,15 +150,27 @@ def test_drawing_is_given_up_after_the_time_limit(tmp_path: Path, monkeypatch: p
     fake_dot(tmp_path, "exec /bin/sleep 20")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ArtifactError, match=r"took more than 0.300 s; .*p.dot is written") as caught:
-        draw(tmp_path / "p.dot", tmp_path / "p.svg", time_limit_s=0.3)
+        draw(tmp_path / "p.dot", tmp_path / "p.svg", "svg", time_limit_s=0.3)
     assert caught.value.code == "HP443"
+
+
+def test_dot_is_asked_for_the_right_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_dot(tmp_path, 'echo "$@" > "$3"')
+    monkeypatch.setenv("PATH", str(tmp_path))
+    draw(tmp_path / "p.dot", tmp_path / "picture", "png")
+    assert (tmp_path / "picture").read_text().split() == [
+        "-Tpng",
+        "-o",
+        str(tmp_path / "picture"),
+        str(tmp_path / "p.dot"),
+    ]
 
 
 def test_graphviz_own_complaint_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_dot(tmp_path, 'echo "Format: \\"xyz\\" not recognized" >&2; exit 1')
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ArtifactError, match="not recognized") as caught:
-        draw(tmp_path / "p.dot", tmp_path / "p.xyz")
+        draw(tmp_path / "p.dot", tmp_path / "p.xyz", "xyz")
     assert caught.value.code == "HP443"
 
 

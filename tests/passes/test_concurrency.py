@@ -92,6 +92,19 @@ def test_vector_is_the_best_that_fits():
     assert all(periods[w] > worker.period_ms for w in leaner)
 
 
+@pytest.mark.parametrize("megabytes", [2, 5, 9, 14, 20])
+def test_vector_is_the_best_of_all(megabytes):
+    chain = chain_of({"k": [10.0] * 4}, {"k": [20.0] * 4}, activation_bytes=megabytes * 1_000_000)
+    cluster = cluster_of([[kind("k")]] * 4, FAST, Link("net", 1.0, 0.0))
+    (worker,) = choose_concurrency(chain, cluster, allocation_of(cluster.devices), nm=6, splits=[[1, 2, 3]])
+    costs = costs_of(chain, cluster, worker)
+    middles = combinations_with_replacement(range(6, 0, -1), 2)
+    periods = {(6, *middle, 1): steady_period_ms(costs, (6, *middle, 1)) for middle in middles}
+    assert periods[worker.in_flight] == worker.period_ms <= min(periods.values()) * 1.0011
+    leaner = [w for w in periods if sum(w) < sum(worker.in_flight)]
+    assert all(periods[w] > worker.period_ms for w in leaner)
+
+
 def test_without_communication_nm_is_the_number_of_stages():
     chain = chain_of({"k": [1.0] * 4}, {"k": [2.0] * 4}, activation_bytes=1)
     cluster = cluster_of([[kind("k")] * 4], FREE, FREE)
