@@ -29,14 +29,14 @@ from safetensors.torch import save_file
 from torch import fx
 
 from hetpipe_compiler.codegen.build_plan import Built, module_file
-from hetpipe_compiler.codegen.stage_module import emit_stage, source_place
+from hetpipe_compiler.codegen.stage_module import emit_stage
 from hetpipe_compiler.errors import ArtifactError
 from hetpipe_compiler.frontend.load import LoadedWorkload
 from hetpipe_compiler.ir.captured import Captured
 from hetpipe_compiler.ir.cluster import Cluster
 from hetpipe_compiler.ir.costs import NodeCost
 from hetpipe_compiler.ir.schedule import Schedule
-from hetpipe_compiler.passes.coarsen import module_path
+from hetpipe_compiler.ir.source import module_path, source_place
 
 
 def check_target(folder: Path) -> None:
@@ -87,7 +87,7 @@ def _write(
     root = loaded.path.resolve().parent
     for at, cuts in enumerate(built.cuts):
         for cut in cuts:
-            text = emit_stage(cut, model=plan.name, stages=len(cuts), root=root, graph_module=captured.graph_module)
+            text = emit_stage(cut, model=plan.name, stages=len(cuts), root=root)
             (folder / module_file(at, cut.index)).write_text(text)
     (folder / "plan.json").write_text(plan.to_json())
     (folder / "schedule.csv").write_text(schedule.to_csv())

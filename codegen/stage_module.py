@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import keyword
+import math
 import operator
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ from torch import fx
 
 from hetpipe_compiler.codegen.stage_cut import StageCut
 from hetpipe_compiler.errors import WorkloadError
-from hetpipe_compiler.ir.plan import Tensor
-from hetpipe_compiler.passes.coarsen import module_path
+from hetpipe_compiler.frontend.regions import Context, contexts_of
+from hetpipe_compiler.ir.source import module_path, source_place
 
 _RESERVED = frozenset({"torch", "nn", "aten", "self", "device"})
 _INFIX = {
@@ -27,14 +27,17 @@ _INFIX = {
 _PREFIX = {operator.neg: "-", operator.not_: "not "}
 _PLAIN = {torch.sym_int: "torch.sym_int", torch.sym_float: "torch.sym_float", torch.sym_not: "torch.sym_not",
           torch.sym_max: "torch.sym_max", torch.sym_min: "torch.sym_min", torch.sym_ite: "torch.sym_ite",
-          min: "min", max: "max", int: "int", float: "float", abs: "abs"}  # fmt: skip
+          torch.sym_sum: "torch.sym_sum", min: "min", max: "max", int: "int", float: "float", abs: "abs", round: "round",
+          math.ceil: "math.ceil", math.floor: "math.floor", math.trunc: "math.trunc", math.sqrt: "math.sqrt"}  # fmt: skip
+#: A statement that reads the local ``device``.
+_DEVICE = re.compile(r"\bdevice(\.type)?[,)\]]")
 
 _HELPERS = '''
 class _Scope(nn.Module):
     """A submodule of the original model: holds its parameters under their own names."""
 
     def __getitem__(self, name: str) -> nn.Module:
-        return self._modules[name]
+        return getattr(self, name)
 
 
 def _scope(root: nn.Module, path: str) -> tuple[nn.Module, str]:
@@ -57,7 +60,7 @@ def _buffer(root: nn.Module, path: str, shape: tuple, dtype: torch.dtype, persis
 '''
 
 
-def emit_stage(cut: StageCut, *, model: str, stages: int, root: Path, graph_module: fx.GraphModule) -> str:
+def emit_stage(cut: StageCut, *, model: str, stages: int, root: Path) -> str:
     """The text of a stage's file.
 
     Args:
@@ -65,14 +68,12 @@ def emit_stage(cut: StageCut, *, model: str, stages: int, root: Path, graph_modu
         model: The model's name, for the first line.
         stages: How many stages the partition has.
         root: Folder of the user's model.py: places below it are shown relative to it.
-        graph_module: Holds the sub-graphs of ``no_grad`` and ``autocast`` regions.
 
     Raises:
         WorkloadError: HP112 if the graph calls something that cannot be written down.
     """
-    writer = _Writer(cut, root, graph_module)
+    writer = _Writer(cut, root)
     forward = list(writer.forward())
-    regions = [line for region in writer.regions for line in ("", *region)]
     modules = [p for p in dict.fromkeys(_top(module_path(n)) for n in cut.nodes) if p]
     span = modules[0] if len(modules) == 1 else f"{modules[0]} ... {modules[-1]}" if modules else "no submodule"
     lines = [
@@ -81,6 +82,7 @@ def emit_stage(cut: StageCut, *, model: str, stages: int, root: Path, graph_modu
         "Written by hetpipe-compile; needs nothing but torch.",
         '"""',
         "",
+        *(["import math", ""] if any("math." in line for line in forward) else []),
         "import torch",
         "from torch import nn",
         "",
@@ -97,7 +99,6 @@ def emit_stage(cut: StageCut, *, model: str, stages: int, root: Path, graph_modu
         *(f"        {line}" for line in _state(cut)),
         "",
         *(f"    {line}" if line else "" for line in forward),
-        *(f"    {line}" if line else "" for line in regions),
     ]
     return "\n".join(lines) + "\n"
 
@@ -117,70 +118,69 @@ def _state(cut: StageCut) -> Iterator[str]:
 
 
 class _Writer:
-    """Prints one graph as lines of Python."""
+    """Prints a stage's nodes as lines of Python."""
 
-    def __init__(self, cut: StageCut, root: Path, graph_module: fx.GraphModule) -> None:
+    def __init__(self, cut: StageCut, root: Path) -> None:
         self._cut = cut
         self._root = root
-        self._graph_module = graph_module
-        self._tensors: dict[str, Tensor] = {t.name: t for t in (*cut.parameters, *cut.buffers, *cut.constants)}
-        self.regions: list[list[str]] = []
-        self._region_names: dict[int, str] = {}
 
     def forward(self) -> Iterator[str]:
-        names = [p.name for p in self._cut.inputs]
-        yield f"def forward({', '.join(['self', *map(_safe, names)])}):"
-        tensor = next((p.name for p in self._cut.inputs if p.kind != "scalar"), None)
-        keep = {p.name for p in self._cut.outputs}
-        yield from self._body(self._cut.nodes, self._graph_module, tensor, keep, set(names))
+        inputs = [_safe(p.name) for p in self._cut.inputs]
+        yield f"def forward({', '.join(['self', *inputs])}):"
+        body = list(self._body({p.name for p in self._cut.outputs}, set(inputs)))
+        if any(_DEVICE.search(line) for line in body):
+            yield f"    device = {self._device()}"
+        yield from body
         results = [self._result(p.name) for p in self._cut.outputs]
         yield f"    return ({', '.join(results)}{',' if len(results) == 1 else ''})"
+
+    def _device(self) -> str:
+        """The stage's device: all its tensors are on it."""
+        received = [_safe(p.name) for p in self._cut.inputs if p.kind != "scalar"]
+        own = [_attribute(t.name) for t in (*self._cut.parameters, *self._cut.buffers, *self._cut.constants)]
+        return next((f"{tensor}.device" for tensor in (*received, *own)), "torch.get_default_device()")
 
     def _result(self, name: str) -> str:
         parameter = self._cut.returned.get(name)
         return _attribute(parameter) if parameter is not None else _safe(name)
 
-    def _body(
-        self, nodes: Sequence[fx.Node], owner: fx.GraphModule, tensor: str | None, keep: set[str], inputs: set[str]
-    ) -> Iterator[str]:
-        text: list[str] = []
-        heading = None
-        dying = _last_reads(nodes, keep)
+    def _body(self, keep: set[str], inputs: set[str]) -> Iterator[str]:
+        """One statement a node, under a comment for each place of the model, inside the contexts of the node."""
+        heading: str | None = None
+        contexts: tuple[Context, ...] = ()
+        dying = _last_reads(self._cut.nodes, keep)
         dead: list[str] = []
-        for node in nodes:
-            now = self._heading(node)
-            if now != heading:
+        for node in self._cut.nodes:
+            now, around = self._heading(node), contexts_of(node)
+            if now != heading or around != contexts:
                 if dead:
-                    text.append(f"    del {', '.join(dead)}")
+                    yield f"{_indent(contexts)}del {', '.join(dead)}"
                     dead = []
-                text.append(f"    # {now}")
-                heading = now
-            text += [f"    {line}" for line in self._statement(node, owner)]
-            dead += [_safe(name) for name in dying.get(node, ()) if name not in inputs]
-        if any("device=device" in line or ", device)" in line or ", device," in line for line in text):
-            yield f"    device = {_safe(tensor)}.device" if tensor else "    device = torch.get_default_device()"
-        yield from text
+                if around != contexts:
+                    yield from _enter(around)
+                yield f"{_indent(around)}# {now}"
+                heading, contexts = now, around
+            yield _indent(around) + self._statement(node)
+            dead += [_safe(name) for name in dying.get(node, ()) if _safe(name) not in inputs]
 
     def _heading(self, node: fx.Node) -> str:
         path = module_path(node) or "(model)"
         place = source_place(node, self._root)
         return f"{path}  {place}" if place else path
 
-    def _statement(self, node: fx.Node, owner: fx.GraphModule) -> list[str]:
+    def _statement(self, node: fx.Node) -> str:
         name = f"{_safe(node.name)} = " if node.users else ""
         target: Any = node.target
-        if isinstance(target, torch._ops.HigherOrderOperator):
-            return self._region(node, owner, name)
         if target is operator.getitem:
-            return [f"{name}{self._value(node.args[0], owner)}[{self._value(node.args[1], owner)}]"]
+            return f"{name}{self._value(node.args[0])}[{self._value(node.args[1])}]"
         if target in _INFIX:
-            left, right = (self._value(a, owner) for a in node.args)
-            return [f"{name}{left} {_INFIX[target]} {right}"]
+            left, right = (self._value(a) for a in node.args)
+            return f"{name}{left} {_INFIX[target]} {right}"
         if target in _PREFIX:
-            return [f"{name}{_PREFIX[target]}{self._value(node.args[0], owner)}"]
-        arguments = [self._value(a, owner) for a in node.args]
-        arguments += [f"{k}={self._value(v, owner)}" for k, v in node.kwargs.items()]
-        return [f"{name}{self._callee(node)}({', '.join(arguments)})"]
+            return f"{name}{_PREFIX[target]}{self._value(node.args[0])}"
+        arguments = [self._value(a) for a in node.args]
+        arguments += [f"{k}={self._value(v)}" for k, v in node.kwargs.items()]
+        return f"{name}{self._callee(node)}({', '.join(arguments)})"
 
     def _callee(self, node: fx.Node) -> str:
         target: Any = node.target
@@ -200,42 +200,7 @@ class _Writer:
             hint="express it with tensor operators",
         )
 
-    def _region(self, node: fx.Node, owner: fx.GraphModule, name: str) -> list[str]:
-        """A ``no_grad`` or ``autocast`` region: its own method, called inside the context."""
-        op = str(node.target)
-        if op == "wrap_with_set_grad_enabled":
-            (enabled, region, *rest), context = node.args, "torch.set_grad_enabled({})"
-            context = context.format(enabled)
-        elif op == "wrap_with_autocast":
-            kind, dtype, enabled, cache, region, *rest = node.args
-            context = f"torch.autocast({kind!r}, {dtype}, {enabled}, {cache})"
-        else:
-            raise self._cannot_write(node)
-        assert isinstance(region, fx.Node)
-        inner = owner.get_submodule(str(region.target))
-        assert isinstance(inner, fx.GraphModule)
-        method = self._method(inner, str(region.target))
-        call = f"self.{method}({', '.join(self._value(a, owner) for a in rest)})"
-        return [f"with {context}:", f"    {name}{call}"]
-
-    def _method(self, inner: fx.GraphModule, target: str) -> str:
-        if id(inner) not in self._region_names:
-            name = "_" + re.sub(r"\W", "_", target)
-            while name in self._region_names.values():
-                name += "_"
-            self._region_names[id(inner)] = name
-            nodes = [n for n in inner.graph.nodes if n.op == "call_function"]
-            inputs = [n for n in inner.graph.nodes if n.op == "placeholder"]
-            output = next(n for n in inner.graph.nodes if n.op == "output")
-            tensor = next((n.name for n in inputs if isinstance(n.meta.get("val"), torch.Tensor)), None)
-            keep = {n.name for n in output.all_input_nodes}
-            lines = [f"def {name}({', '.join(['self', *(_safe(n.name) for n in inputs)])}):"]
-            lines += self._body(nodes, inner, tensor, keep, {n.name for n in inputs})
-            lines.append(f"    return {self._value(output.args[0], inner)}")
-            self.regions.append(lines)
-        return self._region_names[id(inner)]
-
-    def _value(self, value: Any, owner: fx.GraphModule) -> str:
+    def _value(self, value: Any) -> str:
         """An argument as Python text."""
         if isinstance(value, fx.Node):
             if value.op != "get_attr":
@@ -245,14 +210,14 @@ class _Writer:
         if isinstance(value, torch.device):
             return "device"
         if isinstance(value, (list, tuple)):
-            inside = ", ".join(self._value(v, owner) for v in value)
+            inside = ", ".join(self._value(v) for v in value)
             if isinstance(value, list):
                 return f"[{inside}]"
             return f"({inside},)" if len(value) == 1 else f"({inside})"
         if isinstance(value, dict):
-            return "{" + ", ".join(f"{k!r}: {self._value(v, owner)}" for k, v in value.items()) + "}"
+            return "{" + ", ".join(f"{k!r}: {self._value(v)}" for k, v in value.items()) + "}"
         if isinstance(value, slice):
-            return f"slice({self._value(value.start, owner)}, {self._value(value.stop, owner)}, {self._value(value.step, owner)})"
+            return f"slice({self._value(value.start)}, {self._value(value.stop)}, {self._value(value.step)})"
         if isinstance(value, float) and value in (float("inf"), float("-inf")):
             return f'float("{value}")'
         if isinstance(value, float) and value != value:
@@ -274,8 +239,22 @@ def _last_reads(nodes: Sequence[fx.Node], keep: set[str]) -> dict[fx.Node, list[
     return dying
 
 
-def _safe(name: str | None) -> str:
-    assert name is not None
+def _indent(contexts: tuple[Context, ...]) -> str:
+    return "    " * (1 + len(contexts))
+
+
+def _enter(contexts: tuple[Context, ...]) -> Iterator[str]:
+    for depth, (kind, *rest) in enumerate(contexts):
+        if kind == "grad":
+            manager = f"torch.set_grad_enabled({rest[0]})"
+        else:
+            # The region was captured on the CPU; it means the device that the stage is on.
+            _, dtype, enabled = rest
+            manager = f"torch.autocast(device.type, {dtype}, {enabled})"
+        yield f"{_indent(contexts[:depth])}with {manager}:"
+
+
+def _safe(name: str) -> str:
     return f"{name}_" if name in _RESERVED or keyword.iskeyword(name) else name
 
 
@@ -285,28 +264,3 @@ def _attribute(path: str) -> str:
     for part in path.split("."):
         text += f".{part}" if part.isidentifier() and not keyword.iskeyword(part) else f'["{part}"]'
     return text
-
-
-_TORCH = str(Path(inspect.getfile(torch)).parent)
-
-
-def source_place(node: fx.Node, root: Path) -> str:
-    """``model.py:31``: the innermost line of the user's (or a library's) code outside torch that made the node; '' if unknown."""
-    frames = re.findall(r'File "(.+?)", line (\d+)', node.meta.get("stack_trace") or "")
-    for name, line in reversed(frames):
-        path = Path(name)
-        if name.startswith(_TORCH) or "hetpipe_compiler" in path.parts or "fx/passes" in name:
-            continue
-        return f"{_short(path, root)}:{line}"
-    return ""
-
-
-def _short(path: Path, root: Path) -> str:
-    """A path without the machine's part: below the user's folder, below site-packages, or just the name."""
-    if path.is_relative_to(root):
-        return str(path.relative_to(root))
-    parts: Iterable[str] = path.parts
-    if "site-packages" in path.parts:
-        parts = path.parts[path.parts.index("site-packages") + 1 :]
-        return "/".join(parts)
-    return path.name

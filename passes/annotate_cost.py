@@ -11,18 +11,22 @@ The kernels are those of meta tensors (those of the CPU); a GPU's may keep other
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import fx
+from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from hetpipe_compiler.errors import WorkloadError
+from hetpipe_compiler.frontend.regions import contexts_of, enter, uses_autocast
 from hetpipe_compiler.ir.captured import Captured
 from hetpipe_compiler.ir.costs import NodeCost, SavedStorage, Work
+from hetpipe_compiler.ir.source import source_place
 from hetpipe_compiler.passes.base import Compilation, Pass
 
 #: Operators that move nothing: they rename, allocate lazily, or only look.
@@ -53,9 +57,29 @@ class AnnotateCost(Pass):
 
 
 def count_costs(captured: Captured) -> dict[str, NodeCost]:
-    """Cost of every node of the graph, by name."""
-    counter = _CostInterpreter(captured)
-    counter.run(*captured.example)
+    """Cost of every node of the graph, by name.
+
+    Raises:
+        WorkloadError: HP114, a node's sizes depend on values.
+    """
+    with torch.random.fork_rng(devices=[]):
+        if not uses_autocast(captured.graph_module.graph):
+            return _count(captured, captured.example, captured.meta, "meta")
+        # Autocast knows nothing of meta tensors: fake ones on the CPU get the dtypes that real ones would.
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            example = tuple(torch.empty_like(t, device="cpu") for t in captured.example)
+            tensors = {
+                name: torch.empty_like(t, device="cpu").requires_grad_(t.requires_grad)
+                for name, t in captured.meta.items()
+            }
+            return _count(captured, example, tensors, "cpu")
+
+
+def _count(
+    captured: Captured, example: Sequence[torch.Tensor], tensors: Mapping[str, torch.Tensor], device: str
+) -> dict[str, NodeCost]:
+    counter = _CostInterpreter(captured, tensors, torch.device(device))
+    counter.run(*example)
     return counter.costs
 
 
@@ -112,36 +136,45 @@ class _Saver:
 class _CostInterpreter(fx.Interpreter):
     """Runs each node on its own, forward and then its own backward; values travel on as leaves."""
 
-    def __init__(self, captured: Captured) -> None:
+    def __init__(self, captured: Captured, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
         super().__init__(captured.graph_module, garbage_collect_values=False)
-        self._captured = captured
+        self._root = captured.root
+        self._tensors = tensors
+        self._device = device
         self.costs: dict[str, NodeCost] = {}
-        self._saver = _Saver({t.untyped_storage()._cdata for t in captured.meta.values()})
+        self._saver = _Saver({t.untyped_storage()._cdata for t in tensors.values()})
         # Every tensor ever made stays alive here, so that no storage's identity is used again.
         self._alive: list[Any] = []
 
     def run_node(self, n: fx.Node) -> Any:
         if n.op == "get_attr":
-            return (
-                self._captured.meta.get(str(n.target)) if str(n.target) in self._captured.meta else super().run_node(n)
-            )
+            return self._tensors[str(n.target)]
         if n.op == "output":
             return super().run_node(n)
         if n.op == "placeholder":
             value = super().run_node(n)
             self._note(n, value, (), (), False, ())
             return value
-        return self._measure(n)
+        try:
+            return self._measure(n)
+        except Exception as error:
+            raise WorkloadError(
+                "HP114",
+                f"cannot tell what {n.target} makes without the batch's values: {str(error).splitlines()[0][:200]}",
+                where=source_place(n, self._root) or None,
+                hint="sizes and numbers that depend on values cannot be planned for: use masks, torch.where or a fixed size",
+            ) from error
 
     def _measure(self, node: fx.Node) -> Any:
         args, kwargs = self.fetch_args_kwargs_from_env(node)
         call: Callable[..., Any] = node.target if callable(node.target) else getattr(self.module, str(node.target))
         leaves, spec = pytree.tree_flatten((args, kwargs))
-        inputs = [_as_leaf(leaf) for leaf in leaves]
+        inputs = [self._device if isinstance(leaf, torch.device) else _as_leaf(leaf) for leaf in leaves]
         mode = _WorkMode()
         self._saver.current = []
         written = _writes(node)
-        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(self._saver.pack, lambda t: t), mode:
+        hooks = torch.autograd.graph.saved_tensors_hooks(self._saver.pack, lambda t: t)
+        with torch.enable_grad(), enter(contexts_of(node)), hooks, mode:
             # A leaf that wants a gradient must not be written into: an in-place operator works on a stand-in.
             given = [_stand_in(i, written) for i in inputs]
             call_args, call_kwargs = pytree.tree_unflatten(given, spec)

@@ -21,6 +21,7 @@ from hetpipe_compiler.ir.blocks import Block, BlockChain, CrossingValue, SharedB
 from hetpipe_compiler.ir.captured import Captured
 from hetpipe_compiler.ir.cluster import DeviceKind
 from hetpipe_compiler.ir.costs import NodeCost
+from hetpipe_compiler.ir.source import module_path
 from hetpipe_compiler.passes.base import Compilation, Pass
 from hetpipe_compiler.passes.fuse_atomic import Components
 
@@ -188,13 +189,6 @@ class _Readers:
             if node.op == "get_attr":
                 used.setdefault(str(node.target), set()).update(self._of[node])
         return {name: tuple(sorted(blocks)) for name, blocks in used.items()}
-
-
-def module_path(node: fx.Node) -> str:
-    """The user's module that the node comes from, such as ``features.0``; '' for the model itself."""
-    stack = node.meta.get("nn_module_stack") or {}
-    path = next(reversed([p for p, _ in stack.values()]), "") if stack else ""
-    return str(path).removeprefix("model").removeprefix(".") if not str(path).startswith("_empty") else ""
 
 
 def _title(by_name: Mapping[str, fx.Node], names: Sequence[str]) -> str:

@@ -42,8 +42,8 @@ def child_process(job: Job, name: str) -> Iterator[EventSender]:
 def _failure(error: BaseException) -> dict[str, object]:
     from hetpipe_compiler.runtime.transport.process_group import PeerLostError
 
-    known = isinstance(error, HetpipeError)
-    return {
-        "error": str(error) if known else f"{type(error).__name__}: {error}",
-        "consequence": isinstance(error, PeerLostError),
-    }
+    failure: dict[str, object] = {"consequence": isinstance(error, PeerLostError)}
+    if isinstance(error, HetpipeError):
+        place = f"{error.where}: " if error.where else ""
+        return {**failure, "code": error.code, "error": place + error.message, "hint": error.hint}
+    return {**failure, "code": None, "error": f"{type(error).__name__}: {error}", "hint": None}

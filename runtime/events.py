@@ -16,7 +16,7 @@ finish      servers: vw, stage, clock
 apply       vw, stage, minibatch, clock: from this forward on a stage works on weights of that clock
 weights     servers, with ``--save-every``: clock, and the weights as raw frames (not logged)
 finished
-failed      error, traceback, consequence (True: it only lost a peer), code
+failed      error, traceback, consequence (True: it only lost a peer); of a `HetpipeError` also code and hint
 ==========  ====================================================================================================
 """
 

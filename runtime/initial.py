@@ -21,13 +21,13 @@ def load_weights(plan: Plan, path: Path, names: Iterable[str] | None = None) -> 
     """Parameters and buffers of the plan from a safetensors file; only ``names`` when given.
 
     Raises:
-        ArtifactError: HP411 no such file, or values missing from it.
+        ArtifactError: HP416 no such file, or values missing from it.
     """
     return _load(path, list(names) if names is not None else [t.name for t in (*plan.parameters, *plan.buffers)])
 
 
 def load_constants(plan: Plan, folder: Path) -> dict[str, Tensor]:
-    """Values of ``plan.constants``; raises `ArtifactError` HP411."""
+    """Values of ``plan.constants``; raises `ArtifactError` HP416."""
     return _load(folder / CONSTANTS_FILE, [t.name for t in plan.constants]) if plan.constants else {}
 
 
@@ -35,17 +35,17 @@ def _load(path: Path, names: list[str]) -> dict[str, Tensor]:
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
-        raise ArtifactError("HP411", "no such file", where=str(path), hint="compile again, without --no-weights")
+        raise ArtifactError("HP416", "no such file", where=str(path), hint="compile again, without --no-weights")
     try:
         with safe_open(path, framework="pt") as file:
             missing = sorted(set(names) - set(file.keys()))
             if missing:
                 raise ArtifactError(
-                    "HP411",
+                    "HP416",
                     f"has no {missing[0]}" + (f" and {len(missing) - 1} more" if len(missing) > 1 else ""),
                     where=str(path),
                     hint="compile again, or give weights of the same model",
                 )
             return {name: file.get_tensor(name) for name in names}
     except SafetensorError as error:
-        raise ArtifactError("HP411", f"cannot be read: {error}", where=str(path), hint="compile again") from error
+        raise ArtifactError("HP416", f"cannot be read: {error}", where=str(path), hint="compile again") from error

@@ -132,7 +132,7 @@ def interpret(
         device: Where everything computes.
 
     Raises:
-        ArtifactError: HP410-HP412, HP420-HP421, HP436-HP437 the folder is incomplete or its schedule wrong.
+        ArtifactError: HP415-HP417, HP420-HP421, HP436-HP437 the folder is incomplete or its schedule wrong.
         RunError: HP513-HP516 data or values that do not fit.
     """
     clock = VirtualClock()

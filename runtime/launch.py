@@ -104,7 +104,7 @@ def prepare(options: RunOptions, console: Console) -> Prepared:
         )
     _check_options(options)
     _check_run_folder(options.run)
-    backend = _choose_backend(options.backend, plan, console)
+    backend = _choose_backend(options, plan, console)
     loaded = _load(options, plan, console)
     seed = plan.seed if options.seed is None else options.seed
     minibatches, lengths = _length(options, plan, loaded, seed)
@@ -130,6 +130,11 @@ def prepare(options: RunOptions, console: Console) -> Prepared:
     return Prepared(plan, loaded, job, options.run, console)
 
 
+def say(console: Console, text: str) -> None:
+    """Print a line as it is: no markup, no wrapping."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 def _check_options(options: RunOptions) -> None:
     if options.epochs is not None and options.steps is not None:
         raise RunError("HP551", "--epochs and --steps exclude each other", hint="give one of them")
@@ -148,24 +153,25 @@ def _check_run_folder(run: Path) -> None:
         raise RunError("HP550", f"the run folder {what}", where=str(run), hint="choose another -o, or remove it")
 
 
-def _choose_backend(wanted: str, plan: Plan, console: Console) -> Literal["cpu", "cuda"]:
-    if wanted == "cpu":
+def _choose_backend(options: RunOptions, plan: Plan, console: Console) -> Literal["cpu", "cuda"]:
+    """The interpreter needs one CUDA device and uses it only when told to."""
+    if options.backend == "cpu" or (options.interpret and options.backend == "auto"):
         return "cpu"
     import torch
 
-    need = sum(len(worker.stages) for worker in plan.virtual_workers)
+    need = 1 if options.interpret else sum(len(worker.stages) for worker in plan.virtual_workers)
     have = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if have >= need:
         return "cuda"
-    if wanted == "cuda":
+    if options.backend == "cuda":
         raise RunError(
             "HP552",
-            f"the plan has {need} stage devices, this machine has {have} usable CUDA devices",
+            f"the run needs {need} CUDA devices, one a stage; this machine has {have} usable ones",
             where="--backend cuda",
             hint="use --backend cpu to rehearse on the CPU, or compile for this machine's devices",
         )
     if have:
-        console.print(f"{have} CUDA devices for {need} stages: training on the CPU", markup=False, highlight=False)
+        say(console, f"{have} CUDA devices for {need} stages: training on the CPU")
     return "cpu"
 
 
@@ -173,10 +179,9 @@ def _load(options: RunOptions, plan: Plan, console: Console) -> LoadedWorkload:
     assert plan.workload is not None
     path = options.workload or options.plan / plan.workload.path
     if path.is_file() and workload_digest(path, plan.workload.settings) != plan.workload.digest:
-        console.print(
-            f"warning: {path} is not the model.py that the plan was compiled from; if the model changed, compile again",
-            markup=False,
-            highlight=False,
+        say(
+            console,
+            f"warning: {path} is not the model.py that the plan was compiled from; if it changed, compile again",
         )
     return load_workload(path, plan.workload.settings)
 
@@ -227,4 +232,4 @@ def _evaluate(prepared: Prepared) -> None:
         return
     (prepared.run / "evaluation.json").write_text(json.dumps(numbers, indent=1) + "\n")
     for name, value in numbers.items():
-        prepared.console.print(f"{name} {value:.6g}", markup=False, highlight=False)
+        say(prepared.console, f"{name} {value:.6g}")

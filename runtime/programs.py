@@ -18,16 +18,16 @@ SCHEDULE_FILE = "schedule.csv"
 
 
 def load_schedule(plan: Plan, folder: Path) -> Schedule:
-    """``schedule.csv`` of the plan folder; raises `ArtifactError` HP412 no such file or other stages, HP420-HP421."""
+    """``schedule.csv`` of the plan folder; raises `ArtifactError` HP417 no such file or other stages, HP420-HP421."""
     path = folder / SCHEDULE_FILE
     if not path.is_file():
-        raise ArtifactError("HP412", "no such file", where=str(path), hint="compile again")
+        raise ArtifactError("HP417", "no such file", where=str(path), hint="compile again")
     schedule = Schedule.from_csv(path.read_text(), nm=plan.nm, staleness=plan.staleness)
     have = [len(stages) for stages in schedule.programs]
     want = [len(worker.stages) for worker in plan.virtual_workers]
     if have != want:
         raise ArtifactError(
-            "HP412", f"has {have} stages per virtual worker, the plan {want}", where=str(path), hint="compile again"
+            "HP417", f"has {have} stages per virtual worker, the plan {want}", where=str(path), hint="compile again"
         )
     return schedule
 

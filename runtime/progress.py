@@ -127,7 +127,7 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Print a line above the display."""
-        self._console.print(text, markup=False, highlight=False)
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def records(self, now: float) -> list[dict[str, Any]]:
         """One dict per virtual worker, as written to metrics.jsonl; shares of time are between 0 and 1."""

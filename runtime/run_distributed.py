@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -40,8 +41,8 @@ def run_distributed(prepared: Prepared, *, port: int | None = None) -> bool:
     Raises:
         RunError: HP553 the port is in use; HP560-HP562 a process failed, or nothing goes on.
     """
-    receiver = EventReceiver()
     store = _open_store(port)
+    receiver = EventReceiver()
     job = prepared.job.model_copy(update={"store": f"{_HOST}:{store.port}", "events": receiver.endpoint})
     job.save(prepared.run)
     stages = [len(worker.stages) for worker in prepared.plan.virtual_workers]
@@ -136,15 +137,26 @@ class _Run:
 
 
 def _open_store(port: int | None) -> Any:
+    """A TCPStore that only this machine can reach: left to itself, it listens on every address."""
+    listener = socket.socket()
     try:
-        return dist.TCPStore(_HOST, port or 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
-    except RuntimeError as error:
+        listener.bind((_HOST, port or 0))
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
         raise RunError(
             "HP553",
-            f"cannot listen on port {port}: {str(error).splitlines()[0]}",
+            f"cannot listen on port {port}: {error.strerror}",
             where=f"{_HOST}:{port}",
             hint="give another --port, or none: then a free one is taken",
-        ) from error
+        ) from None
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        _HOST,
+        listener.getsockname()[1],
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
 
 
 @contextmanager

@@ -13,10 +13,12 @@ from __future__ import annotations
 import argparse
 import heapq
 import itertools
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgpack
 import zmq
 
 from hetpipe_compiler.errors import RunError
@@ -99,15 +101,19 @@ class ServerLoop:
                 sender, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            header, tensors = decode([frame.buffer for frame in frames])
+            try:
+                header, tensors = decode([frame.buffer for frame in frames])
+            except (ValueError, KeyError, TypeError, IndexError, msgpack.UnpackException) as error:
+                print(f"dropped a message that is none of ours, from {sender.bytes!r}: {error}", file=sys.stderr)
+                continue
             due_us = header.get("due_us", 0)
             heapq.heappush(self._due, (due_us, next(self._order), sender.bytes, header, tensors))
 
     def _handle(self, sender: bytes, header: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         name = sender.decode(errors="replace")
-        handler = getattr(self, f"_on_{header['op']}", None)
+        handler = getattr(self, f"_on_{header.get('op')}", None)
         if handler is None:
-            self._send(sender, {"op": "error", "text": f"unknown request '{header['op']}' from {name}"})
+            self._send(sender, {"op": "error", "text": f"unknown request '{header.get('op')}' from {name}"})
             return
         try:
             handler(sender, header, tensors)

@@ -74,7 +74,7 @@ class StageEngine:
         optimizer, scheduler: None when nothing trains here.
 
     Raises:
-        ArtifactError: HP410 a stage module cannot be loaded. RunError: HP513 a value is missing or has another shape.
+        ArtifactError: HP415 a stage module cannot be loaded. RunError: HP513 a value is missing or has another shape.
         Whatever the user's optimizer, scheduler or model raises passes through with its traceback.
     """
 
@@ -300,10 +300,10 @@ def gradient_names(inputs: Iterable[Port], source: int) -> tuple[str, ...]:
 
 
 def load_stage_class(folder: Path, module: str | None) -> type[nn.Module]:
-    """Class ``Stage`` of a stage module file in the plan folder; raises `ArtifactError` HP410."""
+    """Class ``Stage`` of a stage module file in the plan folder; raises `ArtifactError` HP415."""
     if module is None:
         raise ArtifactError(
-            "HP410",
+            "HP415",
             "the plan was made from a profiled graph: there is no model to train",
             where=str(folder),
             hint="compile a model.py",
@@ -312,12 +312,12 @@ def load_stage_class(folder: Path, module: str | None) -> type[nn.Module]:
     name = "_hetpipe_stage_" + "".join(c if c.isalnum() else "_" for c in str(path.resolve()))
     spec = importlib.util.spec_from_file_location(name, path)
     if not path.is_file() or spec is None or spec.loader is None:
-        raise ArtifactError("HP410", "no such stage module", where=str(path), hint="compile again")
+        raise ArtifactError("HP415", "no such stage module", where=str(path), hint="compile again")
     loaded = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loaded)
     stage: type[nn.Module] | None = getattr(loaded, "Stage", None)
     if stage is None:
-        raise ArtifactError("HP410", "defines no class Stage", where=str(path), hint="compile again")
+        raise ArtifactError("HP415", "defines no class Stage", where=str(path), hint="compile again")
     return stage
 
 

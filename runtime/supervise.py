@@ -196,14 +196,18 @@ def _failure_error(state: ProcessState, failed: list[str]) -> RunError:
     others = [other for other in failed if other != name]
     also = f"\n  {', '.join(others)} ended with it" if others else ""
     if state.failure is not None:
-        trace = str(state.failure["traceback"]).rstrip().splitlines()[-_TRACE_LINES:]
-        message = f"{state.failure['error']}\n  " + "\n  ".join(trace) + also
-        return RunError("HP561", message, where=name, hint=f"the whole log: {log}")
+        failure, hint = state.failure, f"see the log {log}"
+        if failure["code"] is not None:
+            advice = f"{failure['hint']}; or {hint}" if failure["hint"] else hint
+            return RunError("HP561", f"{failure['code']}: {failure['error']}{also}", where=name, hint=advice)
+        trace = str(failure["traceback"]).rstrip().splitlines()[-_TRACE_LINES:]
+        message = f"{failure['error']}\n  " + "\n  ".join(trace) + also
+        return RunError("HP561", message, where=name, hint=hint)
     message = f"the process ended by itself ({state.child.ended_by()}){_last_seen(state.status)}"
     tail = state.child.log_tail()
     if tail:
         message += "\n  " + "\n  ".join(tail)
-    hint = f"the whole log: {log}"
+    hint = f"see the log {log}"
     if state.child.exit_code == -9:
         hint += "; SIGKILL without your doing is usually the kernel out of memory (see dmesg)"
     return RunError("HP560", message + also, where=name, hint=hint)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ class Captured:
     constants: tuple[Tensor, ...]
     constant_values: dict[str, torch.Tensor]
     meta: dict[str, torch.Tensor]
+    root: Path = Path()
 
     @property
     def tensors(self) -> dict[str, Tensor]:

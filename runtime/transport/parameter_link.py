@@ -47,7 +47,7 @@ def encode(header: dict[str, Any], tensors: Mapping[str, Tensor] | None = None) 
 
 def decode(frames: list[Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Header and tensors (their own memory) of a message. Raises `ValueError` for what is none."""
-    header = msgpack.unpackb(bytes(frames[0]), strict_map_key=False)
+    header = msgpack.unpackb(frames[0], strict_map_key=False)
     return header, unpack(header.pop("tensors"), frames[1:])
 
 
@@ -97,6 +97,7 @@ class ZmqParameterLink:
         self._clocks = dict.fromkeys(placement.values(), 0)
         self._ready: list[PulledWeights] = []
         self._held: list[tuple[int, str, PulledWeights]] = []
+        self._due_us: dict[tuple[str, str], int] = {}
         self._unacknowledged: dict[str, int] = dict.fromkeys(servers, 0)
 
     @property
@@ -161,10 +162,18 @@ class ZmqParameterLink:
         self, node: str, header: dict[str, Any], tensors: Mapping[str, Tensor], *, acknowledged: bool = False
     ) -> None:
         if self._transfer_ms is not None:
-            size = sum(t.numel() * t.element_size() for t in tensors.values())
-            header = {**header, "due_us": now_us() + int(1000 * self._transfer_ms(node, size))}
+            header = {**header, "due_us": self._due("to", node, now_us(), tensors)}
         self._unacknowledged[node] += acknowledged
         self._sockets[node].send_multipart(encode(header, tensors), copy=True)
+
+    def _due(self, way: str, node: str, sent_us: int, tensors: Mapping[str, Tensor]) -> int:
+        """When the emulated network delivers a message; a small one does not overtake a large one before it."""
+        if self._transfer_ms is None:
+            return 0
+        size = sum(t.numel() * t.element_size() for t in tensors.values())
+        due_us = max(self._due_us.get((way, node), 0), sent_us + int(1000 * self._transfer_ms(node, size)))
+        self._due_us[way, node] = due_us
+        return due_us
 
     def _collect(self, timeout_ms: int) -> None:
         """Take in what has arrived; wait up to ``timeout_ms`` for something to."""
@@ -187,11 +196,7 @@ class ZmqParameterLink:
         if header["op"] == "ack":
             self._unacknowledged[node] -= 1
         elif header["op"] == "weights":
-            due_us = 0
-            if self._transfer_ms is not None:
-                size = sum(t.numel() * t.element_size() for t in tensors.values())
-                due_us = header["sent_us"] + int(1000 * self._transfer_ms(node, size))
-            # Replies of one server stay in order; sorting is stable.
+            due_us = self._due("from", node, header["sent_us"], tensors)
             self._held.append((due_us, node, PulledWeights(tensors, header["clock"], header["contains"])))
             self._held.sort(key=lambda item: item[0])
         else:

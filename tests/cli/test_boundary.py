@@ -63,7 +63,7 @@ def test_errors_and_statuses_pass_through_typer(
     assert status(single_command(command)) == 2
     err = capsys.readouterr().err
     assert "hetpipe-test [OPTIONS]" in err
-    assert "many" in err
+    assert "--count" in err
 
 
 def test_run_help_does_not_load_torch() -> None:

@@ -7,15 +7,17 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import msgpack
 import pytest
 import torch
+import zmq
 
 from hetpipe_compiler.errors import RunError
 from hetpipe_compiler.runtime.collect import request
 from hetpipe_compiler.runtime.events import EventReceiver, EventSender
 from hetpipe_compiler.runtime.server_process import ServerLoop
 from hetpipe_compiler.runtime.transport.frames import from_frame, pack, unpack
-from hetpipe_compiler.runtime.transport.parameter_link import ZmqParameterLink
+from hetpipe_compiler.runtime.transport.parameter_link import ZmqParameterLink, decode, encode
 from hetpipe_compiler.runtime.waits import Activity
 from hetpipe_compiler.runtime.wsp.server import ParameterShard
 
@@ -105,6 +107,21 @@ def test_a_wave_out_of_turn_is_an_error_at_the_stage(servers: Servers) -> None:
     with pytest.raises(RunError, match="pushed wave 3") as caught:
         one.finish()
     assert caught.value.code == "HP540"
+
+
+def test_strangers_do_not_bring_a_server_down(servers: Servers) -> None:
+    context = zmq.Context()
+    stranger = context.socket(zmq.DEALER)
+    stranger.connect(servers.endpoints["n0"])
+    for frames in ([b"GET / HTTP/1.1"], [b""], [msgpack.packb(7)], [msgpack.packb({"op": "push"})]):
+        stranger.send_multipart(frames)
+    stranger.send_multipart(encode({"op": "nonsense"}))
+    assert stranger.poll(5000)
+    header, _ = decode(stranger.recv_multipart())
+    assert header == {"op": "error", "text": header["text"]}
+    assert "unknown request 'nonsense'" in header["text"]
+    stranger.close(linger=0)
+    context.term()
 
 
 def test_who_has_finished_holds_nobody_back(servers: Servers) -> None:

@@ -253,6 +253,18 @@ def test_no_process_outlives_a_killed_launcher(slow_run: tuple[subprocess.Popen[
         time.sleep(0.2)
 
 
+def test_a_killed_server_ends_the_run_in_seconds(slow_run: tuple[subprocess.Popen[str], Path]) -> None:
+    process, run = slow_run
+    (server,) = [event["pid"] for event in events(run, "started") if event["process"] == "server n0"]
+    start = time.time()
+    os.kill(server, signal.SIGKILL)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert time.time() - start < 10
+    assert "error[HP560]: server n0: the process ended by itself (signal SIGKILL)" in stderr
+    assert no_process_of(run)
+
+
 # Refused before anything starts: in this process.
 
 
@@ -307,7 +319,7 @@ def test_options_that_make_no_sense_are_refused(plan_folder: Path, tmp_path: Pat
 def test_cuda_without_gpus_is_refused(plan_folder: Path, tmp_path: Path) -> None:
     error = refused(RunOptions(plan_folder, tmp_path / "run", backend="cuda"))
     assert error.code == "HP552"
-    assert "2 stage devices" in error.message
+    assert "needs 2 CUDA devices" in error.message
 
 
 def test_the_interpreter_writes_the_same_files(plan_folder: Path, tmp_path: Path) -> None:

@@ -254,21 +254,21 @@ def test_nothing_to_train_means_no_optimizer_push_or_pull(tmp_path: Path) -> Non
 def test_missing_stage_modules_are_named(tmp_path: Path) -> None:
     (tmp_path / "empty.py").write_text("")
     for module in (None, "gone.py", "empty.py"):
-        with pytest.raises(ArtifactError, match="HP410"):
+        with pytest.raises(ArtifactError, match="HP415"):
             load_stage_class(tmp_path, module)
 
 
 def test_missing_values_are_named(tmp_path: Path) -> None:
     toy = two_stages(tmp_path / "p")
     path = toy.folder / "weights.safetensors"
-    with pytest.raises(ArtifactError, match=r"HP411.*has no fc9.weight"):
+    with pytest.raises(ArtifactError, match=r"HP416.*has no fc9.weight"):
         load_weights(toy.plan, path, ["fc0.bias", "fc9.weight"])
     assert list(load_weights(toy.plan, path, ["fc0.bias"])) == ["fc0.bias"]
     path.write_bytes(b"damaged")
-    with pytest.raises(ArtifactError, match=r"HP411.*cannot be read"):
+    with pytest.raises(ArtifactError, match=r"HP416.*cannot be read"):
         load_weights(toy.plan, path)
     path.unlink()
-    with pytest.raises(ArtifactError, match=r"HP411.*no such file"):
+    with pytest.raises(ArtifactError, match=r"HP416.*no such file"):
         load_weights(toy.plan, path)
 
 

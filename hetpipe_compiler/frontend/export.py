@@ -1,0 +1,238 @@
+"""Run ``torch.export`` on a training step, and tell in the user's terms why it cannot follow.
+
+Export follows one call of ``forward``. What a call leaves behind in plain attributes, for the next call to find, is lost on it;
+a model that counts on such an attribute is refused rather than changed in meaning.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+import io
+import logging
+import re
+import textwrap
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch.export import ExportedProgram
+
+from hetpipe_compiler.errors import WorkloadError
+from hetpipe_compiler.frontend.load import user_line
+from hetpipe_compiler.frontend.regions import autocast_on_cpu
+from hetpipe_compiler.frontend.training_step import TrainingStep
+
+#: Module path and attribute.
+_Attribute: TypeAlias = tuple[str, str]
+
+
+@dataclass(eq=False)
+class _Observed:
+    """Plain attributes of modules before and after ``forward``; export puts them back, so they are looked at inside it."""
+
+    before: dict[_Attribute, Any] = field(default_factory=dict)
+    after: dict[_Attribute, Any] = field(default_factory=dict)
+
+    def changed_numbers(self) -> dict[_Attribute, Any]:
+        """Numbers and flags that the call changed, with their new values."""
+        return {
+            key: value
+            for key, value in self.after.items()
+            if isinstance(value, (bool, int, float))
+            and isinstance(self.before.get(key), (bool, int, float))
+            and value != self.before[key]
+        }
+
+    def replaced_tensors(self) -> set[_Attribute]:
+        """Attributes that held a tensor and hold another one now."""
+        return {
+            key
+            for key, value in self.before.items()
+            if isinstance(value, torch.Tensor) and self.after.get(key) is not value
+        }
+
+
+class _ObservedStep(TrainingStep):
+    """A training step that notes what its call does to plain attributes."""
+
+    def __init__(self, step: TrainingStep, observed: _Observed) -> None:
+        torch.nn.Module.__init__(self)
+        self.__dict__.update(step.__dict__)
+        self._observed = observed
+
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+        self._observed.before = _plain_attributes(self)
+        loss = super().forward(*tensors)
+        self._observed.after = _plain_attributes(self)
+        return loss
+
+
+def _plain_attributes(step: torch.nn.Module) -> dict[_Attribute, Any]:
+    kinds = (bool, int, float, torch.Tensor)
+    return {
+        (path, name): value
+        for path, module in step.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, kinds)
+    }
+
+
+def export_step(
+    step: TrainingStep, tensors: tuple[torch.Tensor, ...], path: Path
+) -> tuple[ExportedProgram, str | None]:
+    """Export with a free batch size where the model allows; the note says why it is fixed where not.
+
+    Raises:
+        WorkloadError: HP113 if ``forward`` counts on a plain attribute that it changed in the call before.
+        Exception: Whatever export raises.
+    """
+    observed = _Observed()
+    program, note = _export(_ObservedStep(step, observed), tensors)
+    for module, name in observed.replaced_tensors():
+        full = f"{module}.{name}".lstrip(".")
+        if full in program.constants:
+            raise _keeps_state(step, module, name, "", path)
+    changed = observed.changed_numbers()
+    if changed:
+        _refuse_counters(step, tensors, program, changed, path)
+    return program, note
+
+
+def _refuse_counters(
+    step: TrainingStep,
+    tensors: tuple[torch.Tensor, ...],
+    program: ExportedProgram,
+    changed: dict[_Attribute, Any],
+    path: Path,
+) -> None:
+    """Make the next call: HP113 if it computes something else, or changes the numbers again."""
+    modules = dict(step.named_modules())
+    old = {key: getattr(modules[key[0]], key[1]) for key in changed}
+    next_call = _Observed()
+    try:
+        for (module, name), value in changed.items():
+            setattr(modules[module], name, value)
+        again, _ = _export(_ObservedStep(step, next_call), tensors)
+    finally:
+        for (module, name), value in old.items():
+            setattr(modules[module], name, value)
+    moving = next_call.changed_numbers()
+    if moving or str(again.graph) != str(program.graph):
+        key = next(iter(moving or changed))
+        raise _keeps_state(step, *key, f" ({old.get(key)}, then {changed.get(key)})", path)
+
+
+def _keeps_state(step: TrainingStep, module: str, name: str, values: str, path: Path) -> WorkloadError:
+    owner = dict(step.named_modules())[module]
+    title = f"{module.removeprefix('model').lstrip('.')}.{name}".lstrip(".")
+    return WorkloadError(
+        "HP113",
+        f"forward changes the plain attribute '{title}' from call to call{values}; the captured model would not",
+        where=_assignment(owner, name) or str(path),
+        hint="make it a buffer (register_buffer) and change it in place, or keep the count outside the model",
+    )
+
+
+def _assignment(module: torch.nn.Module, name: str) -> str | None:
+    """The line of the module's class that assigns the attribute outside ``__init__``."""
+    try:
+        lines, first = inspect.getsourcelines(type(module))
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (OSError, TypeError, SyntaxError):
+        return None
+    functions = [f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) and f.name != "__init__"]
+    for node in (n for f in functions for n in ast.walk(f)):
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AugAssign) else []
+        )
+        if any(isinstance(t, ast.Attribute) and t.attr == name for t in targets):
+            assert isinstance(node, (ast.Assign, ast.AugAssign))
+            return f"{inspect.getsourcefile(type(module))}:{first + node.lineno - 1}"
+    return None
+
+
+def _export(step: TrainingStep, tensors: tuple[torch.Tensor, ...]) -> tuple[ExportedProgram, str | None]:
+    auto = torch.export.Dim.AUTO
+    free = tuple({0: auto} if t.dim() else {} for t in tensors)
+    with _quiet(), autocast_on_cpu():
+        if not tensors[0].dim() or tensors[0].shape[0] < 2:
+            note = "the example's batch size is 1, which export takes as a constant"
+        else:
+            try:
+                program = torch.export.export(step, tensors, dynamic_shapes=(free,), strict=False)
+                if _is_free(program):
+                    return program, None
+                note = "the model turns the batch size into a constant"
+            except WorkloadError:
+                raise
+            except Exception as error:
+                note = f"the model needs a fixed batch size: {first_line(error)}"
+        return torch.export.export(step, tensors, strict=False), note
+
+
+def _is_free(program: ExportedProgram) -> bool:
+    """Whether dimension 0 of the first user input stayed a symbol."""
+    names = program.graph_signature.user_inputs
+    node = next(n for n in program.graph.nodes if n.op == "placeholder" and n.name == names[0])
+    return isinstance(node.meta["val"].shape[0], torch.SymInt)
+
+
+def cannot_export(step: TrainingStep, tensors: tuple[torch.Tensor, ...], path: Path, error: Exception) -> WorkloadError:
+    """Tell a model that raises (HP110) from one that only export cannot follow (HP111), by calling it on real tensors."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            step(*tensors)
+    except WorkloadError as own:
+        return own
+    except Exception as own:
+        return WorkloadError(
+            "HP110",
+            f"the model or its loss raised {type(own).__name__}: {first_line(own)}",
+            where=_place(own, path),
+            hint="run one training step on the example in plain PyTorch",
+        )
+    return WorkloadError(
+        "HP111",
+        f"torch.export cannot follow the model: {first_line(error)}",
+        where=_place(error, path),
+        hint="a branch or a loop that depends on values must become torch.where or a fixed count",
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, at most 300 characters."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(error).__name__
+
+
+def _place(error: BaseException, path: Path) -> str:
+    """The user's line: from the traceback, else from the frames that torch prints inside its message."""
+    line = user_line(error, path)
+    if line != str(path):
+        return line
+    told = re.findall(rf'File "{re.escape(str(path.resolve()))}", line (\d+)', str(error))
+    return f"{path}:{told[-1]}" if told else str(path)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep export's own chatter off the terminal; its errors come back as ours."""
+    names = ("torch", "torch.export", "torch._dynamo", "torch.fx", "torch.fx.experimental.symbolic_shapes")
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    # Export prints the whole graph so far to stderr before it raises.
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)

@@ -1,0 +1,39 @@
+"""Where a node of the captured graph comes from, for people."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import torch
+from torch import fx
+
+_TORCH = str(Path(inspect.getfile(torch)).parent)
+
+
+def module_path(node: fx.Node) -> str:
+    """The user's module that the node comes from, such as ``features.0``; '' for the model itself."""
+    stack = node.meta.get("nn_module_stack") or {}
+    path = next(reversed([p for p, _ in stack.values()]), "") if stack else ""
+    return str(path).removeprefix("model").removeprefix(".") if not str(path).startswith("_empty") else ""
+
+
+def source_place(node: fx.Node, root: Path) -> str:
+    """``model.py:31``: the innermost line of the user's (or a library's) code outside torch that made the node; '' if unknown."""
+    frames = re.findall(r'File "(.+?)", line (\d+)', node.meta.get("stack_trace") or "")
+    for name, line in reversed(frames):
+        path = Path(name)
+        if name.startswith(_TORCH) or "hetpipe_compiler" in path.parts or "fx/passes" in name:
+            continue
+        return f"{_short(path, root)}:{line}"
+    return ""
+
+
+def _short(path: Path, root: Path) -> str:
+    """A path without the machine's part: below the user's folder, below site-packages, or just the name."""
+    if path.is_relative_to(root):
+        return str(path.relative_to(root))
+    if "site-packages" in path.parts:
+        return "/".join(path.parts[path.parts.index("site-packages") + 1 :])
+    return path.name
