@@ -1,14 +1,13 @@
 """Merge atomic components into a chain of blocks, the unit that the partitioner cuts.
 
 1. Components are taken in execution order, so every run of neighbours is convex.
-2. While there are more than ``max_blocks``: the block with the least time joins the neighbour with which it makes the smaller
-   merged time (RaNNC's compaction); equal times: the neighbour across the larger cut.
+2. While there are more than ``max_blocks``: the block with the least time joins a neighbour (RaNNC's compaction, see
+   `merge_blocks`).
 3. A model that has no more components than that is not coarsened, and the partition is optimal over its components' order.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from hetpipe_compiler.ir.costs import NodeCost
 from hetpipe_compiler.ir.source import module_path
 from hetpipe_compiler.passes.base import Compilation, Pass
 from hetpipe_compiler.passes.fuse_atomic import Components
+from hetpipe_compiler.passes.merge_blocks import smallest_merged
 
 
 @dataclass(frozen=True)
@@ -64,43 +64,19 @@ def coarsen(
     components: Components, costs: Mapping[str, NodeCost], kinds: Sequence[DeviceKind], max_blocks: int
 ) -> list[tuple[str, ...]]:
     """Node names of each block, in execution order."""
-    nodes = [list(names) for names in components.nodes]
-    # A cluster of one kind or many: the mean over kinds stands for a block's time.
+    nodes = components.nodes
+    # A cluster of one kind or many: the mean over kinds stands for a block's time. What the last node before a cut makes
+    # stands for what crosses it.
     time_ms = [_mean_ms(names, costs, kinds) for names in nodes]
-    left = list(range(-1, len(nodes) - 1))
-    right = [*range(1, len(nodes)), -1]
-    heap = [(t, at) for at, t in enumerate(time_ms)]
-    heapq.heapify(heap)
-    alive = [True] * len(nodes)
-    count = len(nodes)
-    while count > max(1, max_blocks):
-        least_ms, at = heapq.heappop(heap)
-        if not alive[at] or least_ms != time_ms[at]:
-            continue
-        neighbours = [n for n in (left[at], right[at]) if n >= 0]
-        into = min(neighbours, key=lambda n: (time_ms[n], -_cut_bytes(nodes, costs, at, n)))
-        first, second = sorted((at, into))
-        nodes[first] += nodes[second]
-        time_ms[first] += time_ms[second]
-        alive[second] = False
-        right[first] = right[second]
-        if right[second] >= 0:
-            left[right[second]] = first
-        heapq.heappush(heap, (time_ms[first], first))
-        count -= 1
-    return [tuple(names) for names, lives in zip(nodes, alive, strict=True) if lives]
+    cut_bytes = [costs[names[-1]].output_bytes if names[-1] in costs else 0 for names in nodes]
+    bounds = smallest_merged(time_ms, cut_bytes, max_blocks)
+    return [tuple(name for names in nodes[lo:hi] for name in names) for lo, hi in bounds]
 
 
 def _mean_ms(names: Sequence[str], costs: Mapping[str, NodeCost], kinds: Sequence[DeviceKind]) -> float:
     return sum(costs[n].forward_ms(k) + costs[n].backward_ms(k) for n in names if n in costs for k in kinds) / len(
         kinds
     )
-
-
-def _cut_bytes(nodes: list[list[str]], costs: Mapping[str, NodeCost], a: int, b: int) -> int:
-    """Bytes that the last node before the cut hands over: what usually crosses it."""
-    last = nodes[min(a, b)][-1]
-    return costs[last].output_bytes if last in costs else 0
 
 
 def build_chain(

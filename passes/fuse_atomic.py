@@ -2,13 +2,14 @@
 
 RaNNC's rule (IPDPS 2021, section III-A), and what correctness adds to it:
 
-1. A *constant* node depends on neither the batch nor a trainable parameter, draws no random numbers, writes nothing and reads
-   nothing that is written. Constants belong to no component: each stage that needs one computes its own.
+1. A *constant* node depends on neither the batch nor a trainable parameter, draws no random numbers, and its memory is never
+   written. Constants belong to no component: each stage that needs one computes its own.
 2. Every other node starts as a component of its own.
 3. ``getitem`` joins the node whose tuple it opens.
-4. All nodes that touch a tensor which some node writes into (an in-place operator left by `normalize`, a buffer that training
+4. ``as_strided`` joins what it reads: it counts on a layout in memory that does not travel.
+5. All nodes that touch a tensor which some node writes into (an in-place operator left by `normalize`, a buffer that training
    changes) join one component. So a value that crosses a cut is never written by its receiver.
-5. Components on a cycle join. The rest is put in an order in which every component comes after what it reads, as close to the
+6. Components on a cycle join. The rest is put in an order in which every component comes after what it reads, as close to the
    program's own order as that allows, the loss last.
 """
 
@@ -20,11 +21,14 @@ from operator import getitem
 from typing import ClassVar
 
 import networkx as nx
+import torch
 from torch import fx
 
 from hetpipe_compiler.ir.captured import Captured
 from hetpipe_compiler.passes.base import Compilation, Pass
-from hetpipe_compiler.passes.normalize import is_random, mutated_arguments, mutated_attributes, storage_of
+from hetpipe_compiler.passes.normalize import Storages, is_random, mutated_arguments
+
+_LAYOUT = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_.default)
 
 
 @dataclass(frozen=True)
@@ -60,13 +64,14 @@ def fuse_atomic(captured: Captured) -> Components:
     """Apply the rules; time is linear in the graph but for the ordering's logarithm."""
     graph = captured.graph_module.graph
     nodes = [n for n in graph.nodes if n.op not in ("placeholder", "output")]
-    constants = _constants(captured, nodes)
+    storages = Storages(graph)
+    constants = _constants(captured, nodes, storages)
     members = [n for n in nodes if n not in constants]
     groups = nx.utils.UnionFind(members)
     for node in members:
-        if node.target is getitem and node.args[0] in groups.parents:
+        if (node.target is getitem or node.target in _LAYOUT) and node.args[0] in groups.parents:
             groups.union(node.args[0], node)
-    for touching in _touching_mutated(graph, nodes):
+    for touching in _touching_written(graph, storages):
         joined = [n for n in touching if n in groups.parents]
         if joined:
             groups.union(*joined)
@@ -77,35 +82,30 @@ def fuse_atomic(captured: Captured) -> Components:
     )
 
 
-def _constants(captured: Captured, nodes: list[fx.Node]) -> set[fx.Node]:
+def _constants(captured: Captured, nodes: list[fx.Node], storages: Storages) -> set[fx.Node]:
+    """Constant nodes, and all ``get_attr`` nodes."""
     trainable = {t.name for t in captured.parameters if t.trainable}
-    mutated = mutated_attributes(captured.graph_module.graph)
+    written = {storages.of(a) for n in nodes for a in mutated_arguments(n)}
     constants: set[fx.Node] = set()
     for node in nodes:
         if node.op == "get_attr":
             constants.add(node)
             continue
         varies = any(
-            n not in constants or (n.op == "get_attr" and (str(n.target) in trainable or str(n.target) in mutated))
+            n not in constants or (n.op == "get_attr" and str(n.target) in trainable) or storages.of(n) in written
             for n in node.all_input_nodes
         )
-        if not varies and not is_random(node) and not mutated_arguments(node):
+        if not varies and not is_random(node) and storages.of(node) not in written:
             constants.add(node)
     return constants
 
 
-def _touching_mutated(graph: fx.Graph, nodes: list[fx.Node]) -> Iterator[Iterable[fx.Node]]:
+def _touching_written(graph: fx.Graph, storages: Storages) -> Iterator[Iterable[fx.Node]]:
     """For each storage that is written: every node that makes, names or reads a tensor on it."""
-    written = {storage_of(a) for n in nodes for a in mutated_arguments(n)} - {None}
-    if not written:
-        return
-    named: dict[int, list[fx.Node]] = {s: [] for s in written if s is not None}
-    for node in graph.nodes:
-        storage = storage_of(node)
-        if storage in named:
-            named[storage].append(node)
-    for holders in named.values():
-        yield [n for holder in holders for n in (holder, *holder.users) if n.op != "output"]
+    written = dict.fromkeys(storages.of(a) for n in graph.nodes for a in mutated_arguments(n))
+    for storage in written:
+        holders = storages.sharers(storage)
+        yield dict.fromkeys(n for holder in holders for n in (holder, *holder.users) if n.op != "output")
 
 
 def _order(members: list[fx.Node], groups: nx.utils.UnionFind, loss: fx.Node) -> list[list[fx.Node]]:

@@ -2,9 +2,11 @@
 
 1. An in-place operator becomes its functional twin where that is exact: the twin exists, gives the same dtype and shape, and
    nothing that shares the storage is read later except through the changed tensor itself. Elsewhere it stays in place;
-   `fuse_atomic` keeps everything that touches the storage together.
+   `fuse_atomic` keeps everything that touches the storage together. A write into a parameter is refused: updates belong to
+   the optimizer, and a stage keeps several versions of its parameters.
 2. Runtime assertions of export go. What nobody reads goes, unless it changes a tensor or draws random numbers.
-3. A conversion to the dtype that a tensor already has goes: all tensors of a stage are on its device, so nothing is left to do.
+3. A conversion to the dtype that a tensor already has goes: all tensors of a stage are on its device, so nothing is left to
+   do. Not so where autocast is at work, because dtypes then depend on the device.
 4. Buffers that training changes are marked as mutated.
 """
 
@@ -12,12 +14,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from operator import getitem
+from typing import ClassVar
 
 import torch
 from torch import fx
 
+from hetpipe_compiler.errors import WorkloadError
+from hetpipe_compiler.frontend.regions import contexts_of, uses_autocast
 from hetpipe_compiler.ir.captured import Captured
+from hetpipe_compiler.ir.source import source_place
 from hetpipe_compiler.passes.base import Compilation, Pass
 
 #: Export's runtime checks: they return nothing and hold no meaning for training.
@@ -29,6 +35,22 @@ _ASSERTIONS = frozenset(
         "aten::sym_constrain_range",
         "aten::sym_constrain_range_for_size",
     }
+)
+
+#: Operators that write ``running_mean`` and ``running_var``, and the argument that makes them do so.
+_WRITES_STATISTICS = {
+    "aten::batch_norm": "training",
+    "aten::cudnn_batch_norm": "training",
+    "aten::miopen_batch_norm": "training",
+    "aten::native_batch_norm": "training",
+    "aten::_batch_norm_impl_index": "training",
+    "aten::instance_norm": "use_input_stats",
+}
+
+#: Operators that autocast leaves alone in both forms.
+_UNTOUCHED_BY_AUTOCAST = frozenset(
+    f"aten::{name}_"
+    for name in ("relu", "dropout", "silu", "hardtanh", "leaky_relu", "hardswish", "elu", "zero", "fill")
 )
 
 
@@ -50,36 +72,116 @@ class Normalize(Pass):
 
 
 def normalize(captured: Captured) -> Captured:
-    """Apply the rules to the graph in place; returns the capture with its mutated buffers marked."""
+    """Apply the rules to the graph in place; returns the capture with its mutated buffers marked.
+
+    Raises:
+        WorkloadError: HP117, ``forward`` writes into a parameter.
+    """
     graph = captured.graph_module.graph
     _drop_assertions(graph)
-    _drop_idle_conversions(graph)
-    _functionalize(captured)
+    _drop_idle_detaches(graph)
+    if not uses_autocast(graph):
+        _drop_idle_conversions(graph)
+    storages = Storages(graph)
+    _refuse_written_parameters(captured, storages)
+    _functionalize(graph, storages)
     _drop_unread(graph)
     captured.graph_module.recompile()
     mutated = mutated_attributes(graph)
-    buffers = tuple(replace_mutated(b, b.name in mutated) for b in captured.buffers)
+    buffers = tuple(b.model_copy(update={"mutated": b.name in mutated}) for b in captured.buffers)
     return replace(captured, buffers=buffers)
 
 
-def replace_mutated(tensor: Any, mutated: bool) -> Any:
-    """The same plan entry with its ``mutated`` flag set."""
-    return tensor.model_copy(update={"mutated": mutated})
+def _refuse_written_parameters(captured: Captured, storages: Storages) -> None:
+    parameters = {t.name for t in captured.parameters}
+    graph = captured.graph_module.graph
+    held = {storages.of(n): str(n.target) for n in graph.nodes if n.op == "get_attr" and n.target in parameters}
+    for node in graph.nodes:
+        for written in mutated_arguments(node):
+            if storages.of(written) in held:
+                raise WorkloadError(
+                    "HP117",
+                    f"forward writes into parameter '{held[storages.of(written)]}'",
+                    where=source_place(node, captured.root) or None,
+                    hint="compute with a changed copy, or change it in the optimizer; what is no parameter can be a buffer",
+                )
+
+
+class Storages:
+    """Which nodes' tensors share memory: what export saw, and what operators' schemas say."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._parent: dict[fx.Node, fx.Node] = {}
+        self._sharers: dict[fx.Node, list[fx.Node]] = {}
+        first: dict[int, fx.Node] = {}
+        # A tensor attribute may be read by several nodes of the same target.
+        attributes: dict[str, fx.Node] = {}
+        for node in graph.nodes:
+            for value in _tensors(node):
+                self._join(node, first.setdefault(value.untyped_storage()._cdata, node))
+            if node.op == "get_attr":
+                self._join(node, attributes.setdefault(str(node.target), node))
+            for source in _aliased_arguments(node):
+                self._join(node, source)
+        for node in graph.nodes:
+            self._sharers.setdefault(self.of(node), []).append(node)
+
+    def of(self, node: fx.Node) -> fx.Node:
+        """A node that stands for the memory of ``node``'s tensors."""
+        root = node
+        while self._parent.get(root, root) is not root:
+            root = self._parent[root]
+        return root
+
+    def sharers(self, node: fx.Node) -> list[fx.Node]:
+        """All nodes with tensors on that memory, ``node`` among them."""
+        return self._sharers[self.of(node)]
+
+    def replaced(self, node: fx.Node, by: fx.Node) -> None:
+        """``by`` has taken the place of ``node``."""
+        self._parent[by] = self.of(node)
+        self.sharers(node).append(by)
+
+    def _join(self, node: fx.Node, other: fx.Node) -> None:
+        self._parent[self.of(node)] = self.of(other)
+
+
+def _tensors(node: fx.Node) -> list[torch.Tensor]:
+    value = node.meta.get("val")
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return [v for v in values if isinstance(v, torch.Tensor)]
+
+
+def _aliased_arguments(node: fx.Node) -> list[fx.Node]:
+    """Arguments whose memory the node's results may share."""
+    if node.target is getitem:
+        return [a for a in node.args[:1] if isinstance(a, fx.Node)]
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return []
+    schema = node.target._schema
+    if not any(r.alias_info is not None for r in schema.returns):
+        return []
+    return [
+        value
+        for value, argument in zip(node.args, schema.arguments, strict=False)
+        if argument.alias_info is not None and isinstance(value, fx.Node)
+    ]
 
 
 def mutated_arguments(node: fx.Node) -> list[fx.Node]:
-    """Nodes whose tensors ``node`` writes into. Batch norm in train mode writes its statistics without saying so."""
+    """Nodes whose tensors ``node`` writes into. Norms in train mode write their statistics without saying so."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return []
-    written = [
-        value
-        for value, argument in zip(node.args, node.target._schema.arguments, strict=False)
-        if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, fx.Node)
-    ]
-    if node.target._schema.name == "aten::batch_norm" and node.args[5] is True:
-        written += [value for value in node.args[3:5] if isinstance(value, fx.Node)]
-    if node.target._schema.name == "aten::instance_norm" and node.args[5] is True:
-        written += [value for value in node.args[3:5] if isinstance(value, fx.Node)]
+    schema = node.target._schema
+    given = dict(zip((a.name for a in schema.arguments), node.args, strict=False)) | node.kwargs
+    names = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    if given.get(_WRITES_STATISTICS.get(schema.name, "")) is True:
+        names += ["running_mean", "running_var"]
+    written: list[fx.Node] = []
+    for name in names:
+        value = given.get(name)
+        values = value if isinstance(value, (list, tuple)) else [value]
+        written += [v for v in values if isinstance(v, fx.Node)]
     return written
 
 
@@ -97,6 +199,16 @@ def is_random(node: fx.Node) -> bool:
 def _drop_assertions(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name in _ASSERTIONS:
+            graph.erase_node(node)
+
+
+def _drop_idle_detaches(graph: fx.Graph) -> None:
+    """``torch.tensor(1.0)`` in forward is followed by an in-place detach of what never had a gradient."""
+    fresh = (torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift_fresh.default)
+    for node in list(graph.nodes):
+        source = node.args[0] if node.target is torch.ops.aten.detach_.default else None
+        if isinstance(source, fx.Node) and (source.target in fresh or str(source.target).startswith("constant_")):
+            node.replace_all_uses_with(source)
             graph.erase_node(node)
 
 
@@ -118,53 +230,34 @@ def _drop_unread(graph: fx.Graph) -> None:
     for node in reversed(list(graph.nodes)):
         if node.op in ("output", "placeholder") or node.users:
             continue
-        # Regions (no_grad, autocast) may write inside; they are kept.
-        region = isinstance(node.target, torch._ops.HigherOrderOperator)
-        if not region and not mutated_arguments(node) and not is_random(node):
+        if not mutated_arguments(node) and not is_random(node):
             graph.erase_node(node)
 
 
-def storage_of(node: fx.Node) -> int | None:
-    """Identity of the storage behind a node's tensor, as export saw it; None for what is no tensor."""
-    value = node.meta.get("val")
-    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
-
-
-def _functionalize(captured: Captured) -> None:
-    graph = captured.graph_module.graph
+def _functionalize(graph: fx.Graph, storages: Storages) -> None:
     order = {node: at for at, node in enumerate(graph.nodes)}
-    sharers: dict[int, list[fx.Node]] = {}
-    for node in graph.nodes:
-        storage = storage_of(node)
-        if storage is not None:
-            sharers.setdefault(storage, []).append(node)
     for node in list(graph.nodes):
         written = mutated_arguments(node)
         twin = _functional_twin(node) if len(written) == 1 else None
-        if twin is None:
+        if twin is None or contexts_of(node) != contexts_of(written[0]) or not _same_under_autocast(node):
             continue
         target = written[0]
-        storage = storage_of(target)
-        if target.op == "get_attr" or storage is None:
-            continue
-        # After the write, the changed tensor may be read as `target` or as `node`; any other name that the storage had
+        others = [s for s in storages.sharers(target) if s not in (node, target) and order[s] < order[node]]
+        # After the write the changed tensor may be read as `target` or as `node`; any other name that the memory had
         # before would miss the change once the operator is functional.
-        names = {target, node} | _same_tensor(target)
-        others = [s for s in sharers[storage] if s not in names and order.get(s, -1) < order[node]]
-        if any(order.get(user, -1) > order[node] for other in others for user in other.users):
+        if any(order[user] > order[node] for other in others for user in other.users):
             continue
-        if any(other.op in ("get_attr", "placeholder") for other in (*others, target)) or not _same_kind(node, target):
+        # The batch and the model's state are others' too.
+        if any(s.op in ("get_attr", "placeholder") for s in (*others, target)) or not _same_result(node, target, twin):
             continue
-        _replace(graph, node, target, twin, order)
+        storages.replaced(node, _replace(graph, node, target, twin, order))
 
 
-def _same_tensor(node: fx.Node) -> set[fx.Node]:
-    """Results of earlier in-place operators on the same tensor: other names for it."""
-    names: set[fx.Node] = set()
-    for user in node.users:
-        if node in mutated_arguments(user) and user.args[0] is node:
-            names.add(user)
-    return names
+def _same_under_autocast(node: fx.Node) -> bool:
+    cast = any(kind == "autocast" for kind, *_ in contexts_of(node))
+    return not cast or (
+        isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name in _UNTOUCHED_BY_AUTOCAST
+    )
 
 
 def _functional_twin(node: fx.Node) -> torch._ops.OpOverload | None:
@@ -184,35 +277,31 @@ def _functional_twin(node: fx.Node) -> torch._ops.OpOverload | None:
     return twin if ours[: len(theirs)] == theirs else None
 
 
-def _same_kind(node: fx.Node, target: fx.Node) -> bool:
-    """Whether the functional result has the dtype and shape of the tensor written into (no promotion, no broadcast)."""
+def _same_result(node: fx.Node, target: fx.Node, twin: torch._ops.OpOverload) -> bool:
+    """Whether the twin gives the dtype and the shape of the tensor written into (no promotion, no broadcast), and does
+    it without touching that tensor's memory."""
     into: torch.Tensor = target.meta["val"]
-    inputs = [a.meta.get("val") for a in node.all_input_nodes]
-    floats = [v for v in inputs if isinstance(v, torch.Tensor) and v.dim() and v.dtype != into.dtype]
-    # Another dtype among the operands could promote; masks and indices do not.
-    if any(v.dtype not in (torch.bool, torch.int64) or not into.dtype.is_floating_point for v in floats):
+    if twin is torch.ops.aten.detach.default:
+        # Says nothing about memory, only about gradients.
+        return True
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    with into.fake_mode, torch.random.fork_rng(devices=[]):  # type: ignore[attr-defined]
+        result = twin(*args, **kwargs)
+    if not isinstance(result, torch.Tensor) or result.untyped_storage()._cdata == into.untyped_storage()._cdata:
         return False
-    if into.dtype in (torch.bool, torch.int64, torch.int32) and any(isinstance(a, float) for a in node.args):
-        return False
-    return all(
-        not isinstance(v, torch.Tensor) or v is into or v.dim() <= into.dim() or v.dtype == torch.int64 for v in inputs
-    )
+    return result.dtype == into.dtype and result.shape == into.shape
 
 
 def _replace(
     graph: fx.Graph, node: fx.Node, target: fx.Node, twin: torch._ops.OpOverload, order: dict[fx.Node, int]
-) -> None:
+) -> fx.Node:
     with graph.inserting_before(node):
         functional = graph.call_function(twin, node.args, node.kwargs)
     functional.meta = dict(node.meta)
     functional._rename(re.sub(r"_(?=_\d|$)", "", node.name) or node.name)
     order[functional] = order[node]
-    later = [user for user in target.users if order[user] > order[node]]
-    for user in later:
+    for user in [user for user in target.users if order[user] > order[node]]:
         user.replace_input_with(target, functional)
-    # Names for the tensor from earlier in-place operators are read as the new value too.
-    for alias in _same_tensor(target) - {node}:
-        for user in [u for u in alias.users if order[u] > order[node]]:
-            user.replace_input_with(alias, functional)
     node.replace_all_uses_with(functional)
     graph.erase_node(node)
+    return functional

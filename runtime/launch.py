@@ -181,7 +181,7 @@ def _load(options: RunOptions, plan: Plan, console: Console) -> LoadedWorkload:
     if path.is_file() and workload_digest(path, plan.workload.settings) != plan.workload.digest:
         say(
             console,
-            f"warning: {path} is not the model.py that the plan was compiled from; if it changed, compile again",
+            f"warning: {path} is not the model.py that the plan was made from; if you edited it, compile again",
         )
     return load_workload(path, plan.workload.settings)
 

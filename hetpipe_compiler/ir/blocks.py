@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class BlockChain:
         blocks: In execution order; the loss is in the last.
         forward_ms: Per device kind, an array over blocks: milliseconds of one minibatch.
         backward_ms: The same for the backward pass.
-        measured: Whether the times come from a measured profile (else a roofline estimate).
+        measured: Per device kind, whether each block's times were measured (else estimated); a plain bool: all, or none.
         values: What crosses when the chain is cut.
         parameters: Trainable parameter bytes (a tied parameter: one entry with its owner's block, and a value that carries
             it to the others).
@@ -76,6 +77,7 @@ class BlockChain:
         optimizer_factor: Bytes of optimizer state per byte of trainable parameter.
         resident: Bytes that each block occupies where a profiled graph says so itself (``resident_bytes``): then a stage's
             memory is their sum and nothing else.
+        colocate: Groups of blocks (ascending indices) that must share a stage.
     """
 
     name: str
@@ -83,13 +85,23 @@ class BlockChain:
     blocks: tuple[Block, ...]
     forward_ms: dict[str, FloatArray]
     backward_ms: dict[str, FloatArray]
-    measured: bool
+    measured: bool | dict[str, BoolArray]
     values: tuple[CrossingValue, ...]
     parameters: tuple[SharedBytes, ...]
     frozen: tuple[SharedBytes, ...]
     saved: tuple[SharedBytes, ...]
     optimizer_factor: float
     resident: tuple[int, ...] | None = None
+    colocate: tuple[tuple[int, ...], ...] = ()
 
     def __len__(self) -> int:
         return len(self.blocks)
+
+    def measured_share(self, kind: str, blocks: tuple[int, int] | None = None) -> float:
+        """Share of the measured in the milliseconds of ``blocks`` (a half-open interval; None: all) on ``kind``."""
+        lo, hi = blocks or (0, len(self))
+        if isinstance(self.measured, bool):
+            return float(self.measured)
+        known = self.measured[kind][lo:hi]
+        times = (self.forward_ms[kind] + self.backward_ms[kind])[lo:hi]
+        return float(times[known].sum() / times.sum()) if times.sum() > 0 else float(known.all())

@@ -47,7 +47,12 @@ def encode(header: dict[str, Any], tensors: Mapping[str, Tensor] | None = None) 
 
 def decode(frames: list[Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Header and tensors (their own memory) of a message. Raises `ValueError` for what is none."""
-    header = msgpack.unpackb(frames[0], strict_map_key=False)
+    try:
+        header = msgpack.unpackb(frames[0], strict_map_key=False)
+    except msgpack.UnpackException as error:
+        raise ValueError(str(error)) from error
+    if not isinstance(header, dict) or not isinstance(header.get("tensors"), list):
+        raise ValueError("the first frame is no header")
     return header, unpack(header.pop("tensors"), frames[1:])
 
 

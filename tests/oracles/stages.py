@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 class StageChain:
     """The stages of one virtual worker, with the folder's weights in ``dtype``."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype, vw: int = 0) -> None:
+    def __init__(self, folder: Path, dtype: torch.dtype | None, vw: int = 0) -> None:
         plan = json.loads((folder / "plan.json").read_text())
         self.loss_name = plan["loss"]
         self.stages = plan["virtual_workers"][vw]["stages"]
@@ -74,7 +74,7 @@ class StageChain:
         return {n: b for m in self.modules for n, b in m.named_buffers() if not n.startswith("constant_")}
 
 
-def _load(path: Path, values: dict[str, torch.Tensor], dtype: torch.dtype) -> torch.nn.Module:
+def _load(path: Path, values: dict[str, torch.Tensor], dtype: torch.dtype | None) -> torch.nn.Module:
     spec = importlib.util.spec_from_file_location(f"emitted_{path.parent.parent.name}_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
@@ -84,4 +84,4 @@ def _load(path: Path, values: dict[str, torch.Tensor], dtype: torch.dtype) -> to
     with torch.no_grad():
         for name, tensor in (*module.named_parameters(), *module.named_buffers()):
             tensor.copy_(values[name])
-    return module.to(dtype)
+    return module.to(dtype) if dtype is not None else module

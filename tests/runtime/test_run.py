@@ -144,7 +144,7 @@ def test_a_free_running_run_without_saved_weights_trains_too(tmp_path: Path) -> 
         file.write("    return dataclasses.replace(_workload(), evaluate=None)\n")
     result = hetpipe_run(tmp_path / "plan", tmp_path / "run", "--steps", "8")
     assert result.returncode == 0, result.stderr
-    assert "is not the model.py that the plan was compiled from" in result.stderr
+    assert "is not the model.py that the plan was made from" in result.stderr
     assert not (tmp_path / "run" / "evaluation.json").exists()
     weights = load_file(tmp_path / "run" / "weights.safetensors")
     initial = load_file(tmp_path / "run" / "initial.safetensors")

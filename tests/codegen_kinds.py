@@ -1,0 +1,91 @@
+"""Compile a kind of `models` at several cuts, and run it whole and in stages."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import models
+import torch
+from oracles.stages import StageChain
+from torch.utils import _pytree as pytree
+
+from hetpipe_compiler.codegen.artifact import model_weights, write_artifact
+from hetpipe_compiler.codegen.build_plan import PlanRequest, build_plan
+from hetpipe_compiler.frontend.capture import build_real, capture
+from hetpipe_compiler.frontend.load import LoadedWorkload, load_workload
+from hetpipe_compiler.frontend.training_step import TrainingStep
+from hetpipe_compiler.ir.cluster import Cluster
+from hetpipe_compiler.ir.plan import Plan, WorkloadRef
+from hetpipe_compiler.passes.allocate import Allocation, Group
+from hetpipe_compiler.passes.annotate_cost import AnnotateCost
+from hetpipe_compiler.passes.base import Compilation, Pipeline
+from hetpipe_compiler.passes.coarsen import Coarsen
+from hetpipe_compiler.passes.fuse_atomic import FuseAtomic
+from hetpipe_compiler.passes.normalize import Normalize
+from hetpipe_compiler.passes.planning import MakeSchedule, Partition
+
+MODELS = Path(models.__file__)
+
+
+def cluster_of(workers: int) -> Cluster:
+    """One node with three equal devices for each virtual worker."""
+    nodes = [{"name": f"n{i}", "devices": {"titan-v": 3}, "link": "pcie3-x16"} for i in range(workers)]
+    return Cluster.from_dict({"name": "kinds", "nodes": nodes, "network": "infiniband-fdr"})
+
+
+def compile_kind(name: str, folder: Path, most: int = 6) -> tuple[Path, LoadedWorkload, Plan]:
+    """A plan whose virtual workers cut the model at different places: in two stages at up to ``most``, in three at one."""
+    loaded = load_workload(MODELS, {"name": name})
+    compilation = Compilation(cluster_of(1), captured=capture(loaded))
+    pipeline = Pipeline()
+    for step in (Normalize(), AnnotateCost(), FuseAtomic(), Coarsen(model_name=name, optimizer_factor=1.0)):
+        pipeline.run(step, compilation)
+    assert compilation.chain is not None
+    blocks = len(compilation.chain)
+    cuts: list[tuple[int, ...]] = [(1 + i * max(1, (blocks - 1) // most),) for i in range(min(most, blocks - 1))]
+    cuts += [(blocks // 3, 2 * blocks // 3)] if blocks >= 3 else []
+    cuts = cuts or [()]
+    compilation.cluster = cluster_of(len(cuts))
+    devices = compilation.cluster.devices
+    groups = tuple(Group(devices[3 * i : 3 * i + len(cut) + 1], ordered=True) for i, cut in enumerate(cuts))
+    compilation.allocation = Allocation("kinds", groups, ())
+    for step in (Partition(nm=1, splits=tuple(cuts)), MakeSchedule()):
+        pipeline.run(step, compilation)
+    captured, costs, schedule = compilation.captured, compilation.costs, compilation.schedule
+    assert captured is not None
+    assert costs is not None
+    assert schedule is not None
+    reference = WorkloadRef(path="model.py", settings=loaded.settings, digest=loaded.digest)
+    built = build_plan(compilation, PlanRequest(0, "local"), reference)
+    weights = model_weights(build_real(loaded, 0), captured)
+    write_artifact(folder, built, schedule, loaded, captured, costs, weights)
+    return folder, loaded, built.plan
+
+
+def _leaves(loaded: LoadedWorkload, dtype: torch.dtype | None) -> list[Any]:
+    leaves = pytree.tree_leaves(loaded.workload.example_batch())
+    floats = (dtype is not None and isinstance(v, torch.Tensor) and v.is_floating_point() for v in leaves)
+    return [v.to(dtype) if cast else copy.deepcopy(v) for v, cast in zip(leaves, floats, strict=True)]
+
+
+def eager(loaded: LoadedWorkload, dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
+    """Loss, gradients and buffers of the user's model itself."""
+    model = build_real(loaded, 0)
+    step = TrainingStep(loaded.workload, model, loaded.workload.example_batch()).train()
+    step = copy.deepcopy(step).to(dtype) if dtype is not None else step
+    torch.manual_seed(11)
+    loss = step(*(leaf for leaf in _leaves(loaded, dtype) if isinstance(leaf, torch.Tensor)))
+    loss.backward()
+    found = {"loss": loss.detach()}
+    found |= {n: p.grad for n, p in step.model.named_parameters() if p.grad is not None}
+    return found | {f"buffer {n}": b for n, b in step.model.named_buffers()}
+
+
+def chained(folder: Path, loaded: LoadedWorkload, dtype: torch.dtype | None, vw: int) -> dict[str, torch.Tensor]:
+    """The same of the emitted stages."""
+    chain = StageChain(folder, dtype, vw)
+    torch.manual_seed(11)
+    loss, gradients = chain.loss_and_gradients(_leaves(loaded, dtype))
+    return {"loss": loss, **gradients, **{f"buffer {n}": b for n, b in chain.buffers().items()}}

@@ -1,0 +1,758 @@
+"""Small models with the traits that break partitioners, each a workload: ``load_workload(models.py, {"name": "TiedLM"})``.
+
+The kinds are those of public issues around splitting models. All are tiny, and none of them needs data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+from torch.nn.utils import parametrizations
+
+from hetpipe_compiler import Workload
+
+BATCH, WIDTH, CLASSES, VOCABULARY, LENGTH = 4, 8, 5, 17, 6
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A model with its example; ``loss=None``: it returns its own."""
+
+    model: Callable[[], nn.Module]
+    example: Callable[[], Any]
+    loss: Any = None
+    targets: Any = 1
+
+
+def vectors() -> tuple[Tensor, Tensor]:
+    """Features and class labels."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(BATCH, WIDTH, generator=generator)
+    return x, torch.randint(0, CLASSES, (BATCH,), generator=generator)
+
+
+def images() -> tuple[Tensor, Tensor]:
+    """3 x 8 x 8 images and labels."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(BATCH, 3, 8, 8, generator=generator)
+    return x, torch.randint(0, CLASSES, (BATCH,), generator=generator)
+
+
+def tokens() -> tuple[Tensor, Tensor]:
+    """Token ids and the next ones."""
+    ids = torch.randint(0, VOCABULARY, (BATCH, LENGTH), generator=torch.Generator().manual_seed(3))
+    return ids, ids.roll(-1, 1)
+
+
+def token_loss(logits: Tensor, ids: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), ids.flatten())
+
+
+class TiedLM(nn.Module):
+    """The head is the embedding, and two blocks share a projection registered in another order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, WIDTH)
+        self.first = nn.ModuleDict({"norm": nn.LayerNorm(WIDTH), "proj": nn.Linear(WIDTH, WIDTH)})
+        self.second = nn.ModuleDict({"proj": nn.Linear(WIDTH, WIDTH), "norm": nn.LayerNorm(WIDTH)})
+        self.second.proj.weight = self.first.proj.weight
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        h = self.embed(ids)
+        h = h + torch.tanh(self.first.proj(self.first.norm(h)))
+        h = h + torch.tanh(self.second.proj(self.second.norm(h)))
+        return self.head(h)
+
+
+class SkipOver(nn.Module):
+    """The embedding's output is needed at the very end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, WIDTH)
+        self.a, self.b, self.c = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        e = self.embed(ids)
+        return self.head(torch.relu(self.c(torch.relu(self.b(torch.relu(self.a(e)))))) + e)
+
+
+class RoPEDecoder(nn.Module):
+    """Tables in buffers that are not saved, read in every block, and a causal mask made in forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, WIDTH)
+        self.qkv = nn.ModuleList(nn.Linear(WIDTH, 3 * WIDTH) for _ in range(2))
+        self.out = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+        angles = torch.arange(LENGTH)[:, None] / 100 ** (torch.arange(0, WIDTH, 2) / WIDTH)
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+
+    def rotate(self, x: Tensor) -> Tensor:
+        a, b = x.chunk(2, -1)
+        return torch.cat([a * self.cos - b * self.sin, a * self.sin + b * self.cos], -1)
+
+    def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+        h = self.embed(ids)
+        if mask is None:
+            mask = torch.full((ids.shape[1], ids.shape[1]), -1e9, device=ids.device).triu_(1)
+        for qkv, out in zip(self.qkv, self.out, strict=True):
+            q, k, v = qkv(h).chunk(3, -1)
+            scores = self.rotate(q) @ self.rotate(k).transpose(1, 2) / math.sqrt(WIDTH) + mask
+            h = h + out(scores.softmax(-1) @ v)
+        return self.head(h)
+
+
+class BNConvNet(nn.Module):
+    """Batch norm in train mode, after a convolution and after a linear layer; residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 6, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(6)
+        self.conv2 = nn.Conv2d(6, 6, 3, padding=1)
+        self.bn2 = nn.BatchNorm2d(6, momentum=None)
+        self.fc = nn.Linear(6, WIDTH)
+        self.bn3 = nn.BatchNorm1d(WIDTH, affine=False)
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        h = F.relu(self.bn2(self.conv2(h)) + h)
+        return self.head(self.bn3(self.fc(F.adaptive_avg_pool2d(h, 1).flatten(1))))
+
+
+class InplaceNet(nn.Module):
+    """In-place operators in all positions: results unused, views alive, slices, masks, after the value was read elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.act = nn.ReLU(inplace=True)
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        self.act(h)
+        row = h[0]
+        h.add_(1)
+        h = h * row
+        h[:, 0] = 0
+        g = self.b(h).clone()
+        side = torch.sin(g)
+        g += self.c(x)
+        g.mul_(2).sub_(side)
+        flat = g.view(-1)
+        g[g.detach() > 1] = 0.5
+        h = h + flat.view(BATCH, WIDTH)
+        h.clamp_(-3, 3).div_(2)
+        gates = self.c(h)
+        gates[:, 2:4].sigmoid_()
+        return self.head(gates.tanh_())
+
+
+class CompareInplace(nn.Module):
+    """``gt_`` keeps floating point where ``gt`` gives booleans."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        m = h.detach().clone()
+        m.gt_(0)
+        return self.head(h * (m.mean() + m))
+
+
+class MaskedInt(nn.Module):
+    """Integers and booleans cross the cut, and a branch gives a value no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.place = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.fc, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        mask = ids > 3
+        positions = (mask.long().cumsum(1) - 1).clamp(min=0)
+        h = self.fc(self.embed(ids))
+        h = h.masked_fill(~mask[..., None], 0) + self.place(positions)
+        return self.head(torch.where(mask[..., None], h, h.detach()))
+
+
+class NestedIO(nn.Module):
+    """Dicts and tuples with None between its parts; a target that only the end reads; loss in the output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enc, self.dec, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+
+    def encode(self, x: dict[str, Any]) -> tuple[Tensor, None, dict[str, Tensor]]:
+        h = torch.tanh(self.enc(x["features"]))
+        return h, None, {"aux": h.square().mean()}
+
+    def forward(self, x: dict[str, Any], labels: Tensor, flag: bool, scale: float) -> dict[str, Any]:
+        h, nothing, extra = self.encode(x)
+        assert nothing is None
+        logits = self.head(torch.tanh(self.dec(h)) * (scale if flag else 1.0))
+        loss = F.cross_entropy(logits, labels, weight=x["weights"][0]) + 0.1 * extra["aux"]
+        return {"logits": logits, "none": x["nothing"], "loss": loss}
+
+
+def nested() -> dict[str, Any]:
+    x, y = vectors()
+    weights = [torch.linspace(0.5, 1, CLASSES), None]
+    return {"x": {"features": x, "nothing": None, "weights": weights}, "labels": y, "flag": True, "scale": 0.5}
+
+
+class FrozenLoRA(nn.Module):
+    """A frozen base; adapters train only in the middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.head = nn.Linear(WIDTH, CLASSES)
+        self.requires_grad_(False)
+        self.down, self.up = nn.Parameter(torch.randn(2, WIDTH)), nn.Parameter(torch.zeros(WIDTH, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.base[0](x))
+        h = torch.relu(self.base[1](h) + h @ self.down.T @ self.up.T)
+        return self.head(torch.relu(self.base[2](h)))
+
+
+class UnusedEven(nn.Module):
+    """Parameters that nothing reads, and one whose result is thrown away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.head = nn.Linear(WIDTH, CLASSES)
+        self.never = nn.Parameter(torch.zeros(3))
+        self.register_buffer("idle", torch.ones(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for at, layer in enumerate(self.layers):
+            h = layer(x)
+            if at % 2:
+                x = x + torch.relu(h)
+        return self.head(x)
+
+
+class MixedDtype(nn.Module):
+    """bfloat16 in the middle, by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+        self.b = nn.Linear(WIDTH, WIDTH).to(torch.bfloat16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.b(torch.relu(self.a(x)).to(torch.bfloat16)).relu().float())
+
+
+class Autocast(nn.Module):
+    """Autocast over the middle, with an island in full precision, on the device of the data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.head = *(nn.Linear(WIDTH, WIDTH) for _ in range(3)), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.a(x))
+        with torch.autocast(x.device.type, dtype=torch.bfloat16):
+            h = F.relu(self.b(h), inplace=True)
+            with torch.autocast(x.device.type, enabled=False):
+                s = h.float().square().mean(-1, keepdim=True)
+            h = self.c(h * s.to(h.dtype))
+        return self.head(h.float())
+
+
+class NoGrad(nn.Module):
+    """A frozen front under no_grad (with in-place operators), and a moving average kept there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.front = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True), nn.Linear(WIDTH, WIDTH))
+        self.body, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+        self.register_buffer("average", torch.zeros(WIDTH))
+        self.register_buffer("count", torch.tensor(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            h = self.front(x)
+            self.average.mul_(0.9).add_(h.mean(0), alpha=0.1)
+            self.count += 1
+            with torch.enable_grad():
+                g = torch.sin(self.body(h))
+        h = torch.relu(g) - self.average
+        with torch.no_grad():
+            h2 = h * 2
+        return self.head(h + h2)
+
+
+class BranchyDAG(nn.Module):
+    """Many residual blocks with a wide fan-in at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(12))
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = []
+        for layer in self.layers:
+            x = x + torch.tanh(layer(x))
+            kept.append(x)
+        return self.head(sum(kept[::3]) + torch.stack(kept).mean(0))
+
+
+class OptionalArgs(nn.Module):
+    """An argument that stays None, and one by keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, *, scale: Tensor | None = None) -> Tensor:
+        h = torch.tanh(self.a(x))
+        if mask is not None:
+            h = h * mask
+        return self.head(h if scale is None else h * scale)
+
+
+class ConstInForward(nn.Module):
+    """Constants of all origins: numbers, tensors made in forward or held as plain attributes, buffers computed early."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+        self.plain = torch.linspace(0.5, 1.5, WIDTH)
+        self.listed = [torch.tensor([2.0]), torch.tensor(3.0)]
+        self.register_buffer("table", torch.arange(WIDTH).float().sqrt())
+
+    def forward(self, x: Tensor) -> Tensor:
+        one = torch.tensor(1.5, device=x.device)
+        h = self.a(x) * one + torch.arange(WIDTH, device=x.device) * self.plain.to(x.device)
+        mask = torch.zeros(WIDTH, device=x.device)
+        mask[: WIDTH // 2] = 1
+        late = mask * 2 + 1
+        h = self.b(h * mask) + self.table * self.listed[0].to(x.device) + torch.tensor(2.0)
+        h = h * torch.tensor([1.0, -1.0] * (WIDTH // 2), device=x.device)
+        return self.head(torch.tanh(h) * late)
+
+
+class RandomInForward(nn.Module):
+    """Noise made in forward, used or not, and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x) + torch.rand(WIDTH, device=x.device)
+        torch.rand(2)
+        h = F.dropout(torch.relu(h), 0.5, self.training, inplace=True)
+        return self.head(F.dropout(self.b(h) + 0.1 * torch.randn_like(h), 0.3, self.training))
+
+
+class Identity(nn.Module):
+    """Next to nothing: fewer operators than stages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:  # noqa: ARG002
+        return self.scale * x.mean()
+
+
+class NoInputFirst(nn.Module):
+    """The first blocks read parameters only; the batch comes in at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.codes = nn.Parameter(torch.randn(CLASSES, WIDTH))
+        self.mix = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        codes = torch.tanh(self.mix(self.codes + torch.arange(WIDTH, device=self.codes.device)))
+        codes = codes / codes.norm(dim=1, keepdim=True)
+        return x @ codes.T
+
+
+class Recurrent(nn.Module):
+    """An LSTM and a GRU cell in a loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, WIDTH)
+        self.lstm = nn.LSTM(WIDTH, WIDTH, num_layers=2, batch_first=True, bidirectional=True)
+        self.cell = nn.GRUCell(2 * WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        h, _ = self.lstm(self.embed(ids))
+        state, states = torch.zeros(ids.shape[0], WIDTH, device=h.device, dtype=h.dtype), []
+        for step in h.unbind(1):
+            state = self.cell(step, state)
+            states.append(state)
+        return self.head(torch.stack(states, 1))
+
+
+class EncoderDecoder(nn.Module):
+    """``nn.Transformer``: the encoder's output is read by every decoder layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, WIDTH)
+        self.transformer = nn.Transformer(WIDTH, 2, 2, 2, 16, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1], device=target.device)
+        padding = source == 0
+        h = self.transformer(
+            self.embed(source), self.embed(target), tgt_mask=mask, src_key_padding_mask=padding, tgt_is_causal=True
+        )
+        return self.head(h)
+
+
+class CalledTwice(nn.Module):
+    """A layer and a batch norm that run twice, and one module under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.bn = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)
+        self.left = nn.Linear(WIDTH, WIDTH)
+        self.right = self.left
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.bn(self.fc(x)))
+        h = torch.tanh(self.left(h))
+        h = torch.relu(self.bn(self.fc(h)))
+        return self.head(self.right(h))
+
+
+class BufferWrites(nn.Module):
+    """Buffers written through views, by assignment and by copy, and read again after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+        self.register_buffer("slots", torch.zeros(3, WIDTH))
+        self.register_buffer("assigned", torch.ones(WIDTH))
+        self.register_buffer("copied", torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        self.slots[0] = h.detach().mean(0)
+        self.assigned = self.assigned * 0.5
+        h = self.b(torch.relu(h + self.slots.sum(0))) * self.assigned
+        self.copied.copy_(h.detach().amax(0))
+        return self.head(h - self.copied)
+
+
+class WritesBatch(nn.Module):
+    """Writes into its own input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.a(x))
+        x[:, 0] = 0
+        x[x > 1] = 1
+        return self.head(h + x)
+
+
+class Parametrized(nn.Module):
+    """Weight norm old and new, orthogonal and spectral parametrization, ParameterList and ParameterDict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.new = parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH))
+        self.spectral = parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH))
+        self.listed = nn.ParameterList(nn.Parameter(torch.full((WIDTH,), 1.0 + i)) for i in range(2))
+        self.named = nn.ParameterDict({"for": nn.Parameter(torch.ones(WIDTH)), "a-b": nn.Parameter(torch.ones(WIDTH))})
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.new(x) * self.listed[0] + self.named["for"])
+        return self.head(torch.tanh(self.spectral(h) * self.listed[1]) * self.named["a-b"])
+
+
+class OldWeightNorm(nn.Module):
+    """``torch.nn.utils.weight_norm`` sets a plain attribute before each forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.head = torch.nn.utils.weight_norm(nn.Linear(WIDTH, WIDTH)), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.a(x)))
+
+
+class LazyCache(nn.Module):
+    """Makes a table at its first call and keeps it: the next call computes the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+        self.table: Tensor | None = None
+        self.known = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None or self.known < x.shape[1]:
+            self.table = torch.arange(x.shape[1], device=x.device).float()
+            self.known = x.shape[1]
+        return self.head(torch.tanh(self.a(x) + self.table))
+
+
+class FixedBatch(nn.Module):
+    """Turns the batch size into a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+        self.per_row = nn.Parameter(torch.ones(BATCH, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.a(x)) * self.per_row)
+
+
+class SizesCross(nn.Module):
+    """Numbers that follow the batch size are used far from where they arise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.shape[0]
+        h = torch.relu(self.a(x)).view(rows * 2, WIDTH // 2)
+        h = self.b(h.view(rows, WIDTH)) / rows + torch.ones(rows, 1, device=x.device).cumsum(0) / (rows // 2 + 1)
+        return self.head(h.reshape(-1, WIDTH)) * math.sqrt(WIDTH)
+
+
+class Layouts(nn.Module):
+    """Values that cross as views: transposed, expanded, strided; and a reading of memory as it lies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        t = h.t()
+        s = t.as_strided((WIDTH, BATCH), (1, WIDTH))
+        e = h[:1].expand(BATCH, WIDTH)
+        u = torch.relu(h).unfold(1, 2, 2).reshape(BATCH, WIDTH)
+        return self.head(torch.tanh(t.t() + s.t() + e + u[:, ::2].repeat(1, 2)))
+
+
+class Checkpointed(nn.Module):
+    """Activation checkpointing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.utils.checkpoint.checkpoint(lambda t: torch.relu(self.b(torch.relu(self.a(t)))), x, use_reentrant=False)
+        return self.head(h)
+
+
+class LossWithState(nn.Module):
+    """A loss with buffers of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weights", torch.linspace(0.5, 1, CLASSES))
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(logits, labels, weight=self.weights)
+
+
+class Mlp(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, CLASSES))
+
+
+def keyword() -> dict[str, Any]:
+    x, y = vectors()
+    return {"x": x, "mask": None, "scale": torch.full((WIDTH,), 2.0), "labels": y}
+
+
+def big_vocabulary() -> nn.Module:
+    return nn.Sequential(nn.Embedding(4096, WIDTH), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 4096))
+
+
+def _lm(model: Callable[[], nn.Module]) -> Kind:
+    return Kind(model, tokens, token_loss)
+
+
+def _classifier(model: Callable[[], nn.Module]) -> Kind:
+    return Kind(model, vectors, nn.CrossEntropyLoss())
+
+
+KINDS: dict[str, Kind] = {
+    **{m.__name__: _lm(m) for m in (TiedLM, SkipOver, RoPEDecoder, MaskedInt, Recurrent)},
+    **{
+        m.__name__: _classifier(m)
+        for m in (
+            InplaceNet, CompareInplace, FrozenLoRA, UnusedEven, MixedDtype, Autocast, NoGrad, BranchyDAG, OptionalArgs,
+            ConstInForward, RandomInForward, NoInputFirst, CalledTwice, BufferWrites, WritesBatch, Parametrized,
+            OldWeightNorm, LazyCache, FixedBatch, SizesCross, Layouts, Checkpointed,
+        )
+    },
+    "BNConvNet": Kind(BNConvNet, images, nn.CrossEntropyLoss(label_smoothing=0.1)),
+    "NestedIO": Kind(NestedIO, nested, None, 0),
+    "OptionalKeywords": Kind(OptionalArgs, keyword, nn.CrossEntropyLoss(), ["labels"]),
+    "BigVocab": Kind(big_vocabulary, tokens, token_loss),
+    "Identity": Kind(Identity, vectors, None),
+    "EncoderDecoder": Kind(EncoderDecoder, lambda: (*tokens(), tokens()[1]), token_loss),
+    "SameTensorTwice": Kind(TiedLM, lambda: (tokens()[0],) * 2, token_loss),
+    "LossWithState": Kind(Mlp, vectors, LossWithState()),
+    "BatchOfOne": Kind(Mlp, lambda: tuple(t[:1] for t in vectors()), nn.CrossEntropyLoss()),
+    "SumLoss": Kind(Mlp, vectors, nn.CrossEntropyLoss(reduction="sum")),
+}  # fmt: skip
+
+
+def workload(name: str) -> Workload:
+    """The workload called ``name``."""
+    kind = {**KINDS, **REFUSED}[name]
+    return Workload(
+        model=kind.model,
+        example=kind.example,
+        loss=kind.loss,
+        targets=kind.targets,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    )
+
+
+class _Head(nn.Module):
+    """A base for models that are refused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+        self.calls = 0
+        self.plain = torch.zeros(WIDTH)
+
+
+class BranchOnValue(_Head):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        if h.sum() > 0:  # HP111
+            h = h * 2
+        return self.head(h)
+
+
+class Condition(_Head):
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.cond(x.sum() > 0, lambda t: self.a(t), lambda t: self.a(t) * 2, (x,))  # HP112
+        return self.head(h)
+
+
+class Counter(_Head):
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1  # HP113
+        return self.head(self.a(x) / self.calls)
+
+
+class PlainState(_Head):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x) + self.plain
+        self.plain = 0.9 * self.plain + h.detach().mean(0)  # HP113
+        return self.head(h)
+
+
+class BooleanIndex(_Head):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        return self.head(h) + h[h > 0].mean()  # HP114
+
+
+class ItemInForward(_Head):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        return self.head(h) * x.max().item()  # HP114
+
+
+class WritesParameter(_Head):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.a.weight.clamp_(-1, 1)  # HP117
+        return self.head(self.a(x))
+
+
+class WritesParameterView(_Head):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.a.weight[0].zero_()  # HP117
+        return self.head(self.a(x))
+
+
+class SharedMemory(_Head):
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.Parameter(self.a.weight.data[:2])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.a(x)) + self.part.mean()
+
+
+class DetachedLoss(_Head):
+    def forward(self, x: Tensor) -> Tensor:  # noqa: ARG002
+        return torch.zeros(BATCH, CLASSES) + 1
+
+
+class WrongShape(_Head):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.a(x)[:, :3])  # HP110
+
+
+class NoScalar(_Head):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.head(self.a(x)) - y[:, None]  # HP107
+
+
+class NoLoss(_Head):
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return self.head(self.a(x)), y
+
+
+def frozen() -> nn.Module:
+    return Mlp().requires_grad_(False)
+
+
+REFUSED: dict[str, Kind] = {
+    **{
+        m.__name__: _classifier(m)
+        for m in (
+            BranchOnValue, Condition, Counter, PlainState, BooleanIndex, ItemInForward, WritesParameter,
+            WritesParameterView, SharedMemory, DetachedLoss, WrongShape,
+        )
+    },
+    "NoScalar": Kind(NoScalar, vectors),
+    "NoLoss": Kind(NoLoss, vectors),
+    "Frozen": _classifier(frozen),
+    "TooManyTargets": Kind(Mlp, vectors, nn.CrossEntropyLoss(), 3),
+    "MissingKey": Kind(Mlp, keyword, nn.CrossEntropyLoss(), ["label"]),
+}  # fmt: skip
