@@ -1,8 +1,8 @@
 """Write the public graphs of msr-fiddle/dnn-partitioning as a profiled graph file.
 
-Nodes have ``fpgaLatency`` in milliseconds ("FPGA" is any accelerator), ``size`` in bytes and a ``colorClass``; an edge's
-``cost`` is the milliseconds of moving its source's output. A training graph has backward nodes too: each is folded into
-the forward node of its class, and every transfer then counts in both directions, activation and gradient.
+Nodes have ``fpgaLatency`` in milliseconds ("FPGA" is any accelerator), ``size`` in bytes and a ``colorClass``; the
+``cost`` of an edge is the milliseconds of moving its source's output. A training graph has backward nodes too: each is
+folded into the forward node of its class, and every transfer then counts in both directions, activation and gradient.
 
 Edges are written in bytes, for links of `BANDWIDTH_GB_S` without latency.
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 _NODE = re.compile(
-    r"(?P<id>\S+) -- (?P<name>.*) -- forward_compute_time=(?P<forward>[^,]+), backward_compute_time=(?P<backward>[^,]+), "
-    r"activation_size=(?P<activation>\[[^\]]*\]|[^,]+), parameter_size=(?P<parameter>\S+)"
+    r"(?P<id>\S+) -- (?P<name>.*) -- forward_compute_time=(?P<forward>[^,]+), backward_compute_time=(?P<backward>[^,]+)"
+    r", activation_size=(?P<activation>\[[^\]]*\]|[^,]+), parameter_size=(?P<parameter>\S+)"
 )
 _EDGE = re.compile(r"\t(\S+) -- (\S+)")
 
@@ -29,7 +29,7 @@ def convert(
     ``Input`` nodes, which cost nothing, and ``__getitem__`` nodes that nobody reads are left out.
 
     Args:
-        directions: 2 where both borders of a stage count both directions (``unequal_devices_dag`` of the public optima).
+        directions: 2 where both borders of a stage count both directions, as in ``unequal_devices_dag``.
         speeds: Device kind -> speed relative to the profiled device; None: one time for all kinds.
     """
     nodes: dict[str, dict[str, Any]] = {}

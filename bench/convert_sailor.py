@@ -11,6 +11,7 @@ twice the activation's bytes.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 from pathlib import Path
@@ -48,7 +49,7 @@ def convert(folder: Path, model: str, kinds: list[str], microbatch: int = 1, deg
         "name": model,
         "batch_size": microbatch,
         "nodes": nodes,
-        "edges": [{"from": f"layer{a}", "to": f"layer{b}"} for a, b in zip(names, names[1:], strict=False)],
+        "edges": [{"from": f"layer{a}", "to": f"layer{b}"} for a, b in itertools.pairwise(names)],
     }
 
 

@@ -18,8 +18,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from operator import getitem
 from pathlib import Path
 from typing import Any
@@ -29,25 +28,14 @@ from safetensors.torch import save_file
 from torch import fx
 
 from hetpipe_compiler.codegen.build_plan import Built, module_file
+from hetpipe_compiler.codegen.plan_folder import replace_folder
 from hetpipe_compiler.codegen.stage_module import emit_stage
-from hetpipe_compiler.errors import ArtifactError
 from hetpipe_compiler.frontend.load import LoadedWorkload
 from hetpipe_compiler.ir.captured import Captured
 from hetpipe_compiler.ir.cluster import Cluster
 from hetpipe_compiler.ir.costs import NodeCost
 from hetpipe_compiler.ir.schedule import Schedule
 from hetpipe_compiler.ir.source import module_path, source_place
-
-
-def check_target(folder: Path) -> None:
-    """Refuse to write over what is no plan folder: `ArtifactError` HP410."""
-    if folder.exists() and not (folder.is_dir() and (not any(folder.iterdir()) or (folder / "plan.json").exists())):
-        raise ArtifactError(
-            "HP410",
-            "exists and is no plan folder: it is left as it is",
-            where=str(folder),
-            hint="choose another -o DIR",
-        )
 
 
 def write_artifact(
@@ -58,19 +46,23 @@ def write_artifact(
     captured: Captured,
     costs: Mapping[str, NodeCost],
     weights: Mapping[str, torch.Tensor] | None,
+    check: Callable[[Path], None] | None = None,
 ) -> None:
-    """Write everything; an earlier plan at ``folder`` is replaced at the end. Raises `ArtifactError` HP410-HP411."""
-    check_target(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as name:
-        new = Path(name) / "new"
-        try:
-            _write(new, built, schedule, loaded, captured, costs, weights)
-            if folder.exists():
-                folder.rename(Path(name) / "old")
-            new.rename(folder)
-        except OSError as error:
-            raise ArtifactError("HP411", f"cannot write: {error.strerror}", where=str(folder)) from error
+    """Write everything; an earlier plan at ``folder`` is replaced at the end.
+
+    Args:
+        check: Called with the finished folder before it takes its place; if it raises, nothing is written.
+
+    Raises:
+        ArtifactError: HP410-HP411.
+    """
+
+    def write(new: Path) -> None:
+        _write(new, built, schedule, loaded, captured, costs, weights)
+        if check is not None:
+            check(new)
+
+    replace_folder(folder, write)
 
 
 def _write(
@@ -93,7 +85,7 @@ def _write(
     (folder / "schedule.csv").write_text(schedule.to_csv())
     cluster = Cluster.from_dict(plan.cluster)
     (folder / "graph.json").write_text(json.dumps({"nodes": graph_nodes(captured, costs, cluster, root)}, indent=0))
-    save_file({k: v.contiguous() for k, v in captured.constant_values.items()}, folder / "constants.safetensors")
+    save_file(_apart(captured.constant_values), folder / "constants.safetensors")
     if weights is not None:
         save_file(dict(weights), folder / "weights.safetensors")
     assert plan.workload is not None
@@ -139,4 +131,16 @@ def _op_name(node: fx.Node) -> str:
 def model_weights(model: torch.nn.Module, captured: Captured) -> dict[str, torch.Tensor]:
     """Initial values of all parameters and buffers by the model's first name for each."""
     own = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
-    return {t.name: own[t.name].detach().contiguous() for t in (*captured.parameters, *captured.buffers)}
+    return _apart({t.name: own[t.name] for t in (*captured.parameters, *captured.buffers)})
+
+
+def _apart(values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same values, each in memory of its own, as safetensors wants it (a buffer may be a view of another)."""
+    seen: set[int] = set()
+    found = {}
+    for name, value in values.items():
+        value = value.detach().contiguous()
+        shares = value.untyped_storage()._cdata in seen or value.untyped_storage().nbytes() > value.nbytes
+        found[name] = value.clone() if shares else value
+        seen.add(found[name].untyped_storage()._cdata)
+    return found

@@ -2,61 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hetpipe_compiler.codegen.artifact import check_target, model_weights, write_artifact
+from hetpipe_compiler.codegen.artifact import model_weights, write_artifact
 from hetpipe_compiler.codegen.build_plan import PlanRequest, build_plan
+from hetpipe_compiler.codegen.plan_folder import check_target, write_text
+from hetpipe_compiler.compile_graph import compile_graph, is_graph_file, refuse_options
 from hetpipe_compiler.frontend.capture import build_real, capture
 from hetpipe_compiler.frontend.load import LoadedWorkload, load_workload
+from hetpipe_compiler.frontend.profiled_graph import chain_graph
 from hetpipe_compiler.ir.cluster import Cluster
-from hetpipe_compiler.ir.plan import Plan, WorkloadRef
+from hetpipe_compiler.ir.plan import WorkloadRef
+from hetpipe_compiler.options import CompileOptions, CompileResult
 from hetpipe_compiler.passes.annotate_cost import AnnotateCost
 from hetpipe_compiler.passes.base import Compilation, Pass, Pipeline
-from hetpipe_compiler.passes.coarsen import Coarsen
+from hetpipe_compiler.passes.coarsen import Coarsen, node_chain
 from hetpipe_compiler.passes.fuse_atomic import FuseAtomic
 from hetpipe_compiler.passes.normalize import Normalize
 from hetpipe_compiler.passes.optimizer_state import optimizer_factor
 from hetpipe_compiler.passes.planning import Allocate, MakeSchedule, Partition, Verify
-
-
-@dataclass(frozen=True)
-class CompileOptions:
-    """How to plan.
-
-    Attributes:
-        policy: ``NP``, ``ED``, ``HD`` or the path of a groups file.
-        nm: Minibatches in flight; None: the smallest within 1 % of the best.
-        staleness: D, in clocks.
-        placement: ``local`` or ``round-robin``: where parameters live.
-        update_scale: Factor that the servers put on a pushed update; None: 1/N.
-        splits: Cuts by hand, one for each virtual worker or one for all.
-        seed: Makes the initial weights.
-        weights: Whether to write them.
-        dump_after: Names of passes whose result goes to ``on_dump``.
-    """
-
-    policy: str = "ED"
-    nm: int | None = None
-    staleness: int = 0
-    placement: str = "local"
-    update_scale: float | None = None
-    splits: tuple[tuple[str | int, ...], ...] | None = None
-    seed: int = 0
-    weights: bool = True
-    dump_after: frozenset[str] = frozenset()
-    on_dump: Callable[[str, str], Any] = field(default=lambda _name, _text: None)
-    on_start: Callable[[str], Any] = field(default=lambda _name: None)
-
-
-@dataclass(frozen=True)
-class CompileResult:
-    """The plan and the seconds that each step took."""
-
-    plan: Plan
-    seconds: dict[str, float]
+from hetpipe_compiler.verification.verify import Verification, Verifier
 
 
 def compile(
@@ -70,7 +36,7 @@ def compile(
     """Compile ``model`` for ``cluster`` into the folder ``out``.
 
     Args:
-        model: Path of a model.py that defines ``workload()``.
+        model: Path of a model.py that defines ``workload()``, or of a profiled graph file (``.json``).
         cluster: A cluster, or the path of a cluster file.
         out: The plan folder; an earlier plan there is replaced.
         settings: Arguments for ``workload()``.
@@ -82,6 +48,9 @@ def compile(
     out = Path(out)
     check_target(out)
     cluster = cluster if isinstance(cluster, Cluster) else Cluster.load(cluster)
+    if is_graph_file(model):
+        refuse_options(Path(model), ["settings"] if settings else [])
+        return compile_graph(Path(model), cluster, out, options)
     options.on_start("load")
     loaded = load_workload(Path(model), settings)
     compilation = Compilation(cluster)
@@ -100,14 +69,41 @@ def compile(
         model_built = build_real(loaded, options.seed) if options.weights else None
         on_meta = model_built is not None and any(p.is_meta for p in model_built.parameters())
         weights = model_weights(model_built, captured) if model_built is not None and not on_meta else None
+    if options.export_graph is not None:
+        _export(options.export_graph, compilation)
     request = PlanRequest(
         options.staleness, options.placement, options.update_scale, options.seed, weights=weights is not None
     )
     reference = WorkloadRef(path="model.py", settings=loaded.settings, digest=loaded.digest)
     with pipeline.timed("codegen"):
         built = build_plan(compilation, request, reference)
-        write_artifact(out, built, schedule, loaded, captured, costs, weights)
-    return CompileResult(built.plan, pipeline.seconds)
+        found: list[Verification] = []
+
+        def check(folder: Path) -> None:
+            with pipeline.timed("verify"):
+                held = Verifier(loaded, model_built or build_real(loaded, options.seed), options.seed)
+                found.append(held.verify(folder))
+
+        write_artifact(out, built, schedule, loaded, captured, costs, weights, check if options.verify else None)
+    return CompileResult(built.plan, pipeline.seconds, found[0] if found else None)
+
+
+def _export(path: Path, compilation: Compilation) -> None:
+    """Write the graph before it was coarsened, a node an operator. Raises `ArtifactError` HP411."""
+    captured, costs, components, chain = (
+        compilation.captured,
+        compilation.costs,
+        compilation.components,
+        compilation.chain,
+    )
+    assert captured is not None
+    assert costs is not None
+    assert components is not None
+    assert chain is not None
+    kinds = compilation.cluster.kinds()
+    whole = node_chain(captured, costs, components, kinds, name=chain.name, optimizer_factor=chain.optimizer_factor)
+    graph = chain_graph(whole, {name: cost.output_bytes for name, cost in costs.items()})
+    write_text(path, graph.to_json())
 
 
 def _passes(loaded: LoadedWorkload, compilation: Compilation, options: CompileOptions) -> tuple[Pass, ...]:

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
@@ -28,6 +29,7 @@ from hetpipe_compiler.ir.captured import Captured
 from hetpipe_compiler.ir.costs import NodeCost, SavedStorage, Work
 from hetpipe_compiler.ir.source import source_place
 from hetpipe_compiler.passes.base import Compilation, Pass
+from hetpipe_compiler.passes.node_key import node_key
 
 #: Operators that move nothing: they rename, allocate lazily, or only look.
 _FREE = frozenset(
@@ -56,12 +58,30 @@ class AnnotateCost(Pass):
         return "\n".join(rows)
 
 
+@dataclass(frozen=True)
+class NodeCall:
+    """A call that stands for all with its key; ``leaves`` of the arguments' tree ``spec``, tensors without values."""
+
+    node: fx.Node
+    leaves: tuple[Any, ...]
+    spec: pytree.TreeSpec
+
+
 def count_costs(captured: Captured) -> dict[str, NodeCost]:
     """Cost of every node of the graph, by name.
 
     Raises:
         WorkloadError: HP114, a node's sizes depend on values.
     """
+    return _counted(captured).costs
+
+
+def distinct_calls(captured: Captured) -> dict[str, NodeCall]:
+    """One call for each key, in the order of the graph. Raises as `count_costs`."""
+    return _counted(captured).calls
+
+
+def _counted(captured: Captured) -> _CostInterpreter:
     with torch.random.fork_rng(devices=[]):
         if not uses_autocast(captured.graph_module.graph):
             return _count(captured, captured.example, captured.meta, "meta")
@@ -77,10 +97,10 @@ def count_costs(captured: Captured) -> dict[str, NodeCost]:
 
 def _count(
     captured: Captured, example: Sequence[torch.Tensor], tensors: Mapping[str, torch.Tensor], device: str
-) -> dict[str, NodeCost]:
+) -> _CostInterpreter:
     counter = _CostInterpreter(captured, tensors, torch.device(device))
     counter.run(*example)
-    return counter.costs
+    return counter
 
 
 class _WorkMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -106,7 +126,21 @@ def _work_of(func: Any, args: Any, kwargs: Any, out: Any) -> Work:
     unique = {id(t): t for t in (*ins, *outs)}
     moved = sum(_bytes(t) for t in unique.values())
     dtype = next((t.dtype for t in (*outs, *ins) if t.is_floating_point()), torch.int64)
-    return Work(flops, moved, str(dtype).removeprefix("torch."))
+    return Work(flops, moved, str(dtype).removeprefix("torch."), _operator_class(func._schema.name))
+
+
+#: Parts of operator names, in the order in which they are looked for.
+_CLASSES = (
+    ("attention", ("attention",)),
+    ("convolution", ("conv",)),
+    ("normalisation", ("norm", "softmax")),
+    ("embedding", ("embedding", "index", "gather", "scatter")),
+    ("matrix", ("mm", "matmul", "linear", "einsum", "dot", "addmv", "::mv")),
+)
+
+
+def _operator_class(name: str) -> str:
+    return next((kind for kind, parts in _CLASSES if any(part in name for part in parts)), "elementwise")
 
 
 def _bytes(tensor: torch.Tensor) -> int:
@@ -142,6 +176,7 @@ class _CostInterpreter(fx.Interpreter):
         self._tensors = tensors
         self._device = device
         self.costs: dict[str, NodeCost] = {}
+        self.calls: dict[str, NodeCall] = {}
         self._saver = _Saver({t.untyped_storage()._cdata for t in tensors.values()})
         # Every tensor ever made stays alive here, so that no storage's identity is used again.
         self._alive: list[Any] = []
@@ -157,12 +192,14 @@ class _CostInterpreter(fx.Interpreter):
             return value
         try:
             return self._measure(n)
-        except Exception as error:
+        except (RuntimeError, NotImplementedError, DynamicOutputShapeException, DataDependentOutputException) as error:
+            if isinstance(error, RuntimeError) and "meta tensor" not in str(error) and "_meta " not in str(error):
+                raise
             raise WorkloadError(
                 "HP114",
-                f"cannot tell what {n.target} makes without the batch's values: {str(error).splitlines()[0][:200]}",
+                f"what {n.target} makes has a size or a value that depends on the batch's values",
                 where=source_place(n, self._root) or None,
-                hint="sizes and numbers that depend on values cannot be planned for: use masks, torch.where or a fixed size",
+                hint="use a mask, torch.where or a fixed size: a plan must know sizes",
             ) from error
 
     def _measure(self, node: fx.Node) -> Any:
@@ -171,6 +208,9 @@ class _CostInterpreter(fx.Interpreter):
         leaves, spec = pytree.tree_flatten((args, kwargs))
         inputs = [self._device if isinstance(leaf, torch.device) else _as_leaf(leaf) for leaf in leaves]
         mode = _WorkMode()
+        call_args, call_kwargs = pytree.tree_unflatten(inputs, spec)
+        key = node_key(node.target, call_args, call_kwargs, contexts_of(node))
+        self.calls.setdefault(key, NodeCall(node, tuple(inputs), spec))
         self._saver.current = []
         written = _writes(node)
         hooks = torch.autograd.graph.saved_tensors_hooks(self._saver.pack, lambda t: t)
@@ -180,17 +220,19 @@ class _CostInterpreter(fx.Interpreter):
             call_args, call_kwargs = pytree.tree_unflatten(given, spec)
             out = call(*call_args, **call_kwargs)
         forward, mode.work = tuple(mode.work), []
-        differentiable = any(isinstance(t, torch.Tensor) and t.requires_grad for t in pytree.tree_leaves(out))
+        # A view made under no_grad says that it requires a gradient, but none ever flows.
+        grad = next((c[1] for c in reversed(contexts_of(node)) if c[0] == "grad"), True)
+        differentiable = grad and any(isinstance(t, torch.Tensor) and t.requires_grad for t in pytree.tree_leaves(out))
         if differentiable:
             _run_backward(out, inputs, mode)
         backward = tuple(mode.work)
-        value = pytree.tree_map(lambda t: _passed_on(t) if isinstance(t, torch.Tensor) else t, out)
+        value = pytree.tree_map(lambda t: _passed_on(t, differentiable) if isinstance(t, torch.Tensor) else t, out)
         self._alive.append((out, value))
         for leaf in pytree.tree_leaves(value):
             if isinstance(leaf, torch.Tensor):
                 self._saver.owners.setdefault(leaf.untyped_storage()._cdata, node.name)
         saved = tuple(SavedStorage(self._saver.owners.get(key, node.name), size) for key, size in self._saver.current)
-        self._note(node, value, forward, backward, differentiable, saved)
+        self._note(node, value, forward, backward, differentiable, saved, key)
         return value
 
     def _note(
@@ -201,6 +243,7 @@ class _CostInterpreter(fx.Interpreter):
         backward: tuple[Work, ...],
         requires_grad: bool,
         saved: tuple[SavedStorage, ...],
+        key: str = "",
     ) -> None:
         if node.op == "placeholder" and isinstance(value, torch.Tensor):
             self._saver.owners[value.untyped_storage()._cdata] = node.name
@@ -215,6 +258,7 @@ class _CostInterpreter(fx.Interpreter):
             dtype=str(single.dtype).removeprefix("torch.") if single is not None else _scalar_dtype(value),
             requires_grad=requires_grad,
             saved=saved,
+            key=key,
         )
 
 
@@ -242,8 +286,8 @@ def _stand_in(value: Any, written: bool) -> Any:
     )
 
 
-def _passed_on(value: torch.Tensor) -> torch.Tensor:
-    return value.detach().requires_grad_(value.requires_grad)
+def _passed_on(value: torch.Tensor, differentiable: bool) -> torch.Tensor:
+    return value.detach().requires_grad_(differentiable and value.requires_grad)
 
 
 def _run_backward(out: Any, inputs: list[Any], mode: _WorkMode) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -65,8 +65,8 @@ def coarsen(
 ) -> list[tuple[str, ...]]:
     """Node names of each block, in execution order."""
     nodes = components.nodes
-    # A cluster of one kind or many: the mean over kinds stands for a block's time. What the last node before a cut makes
-    # stands for what crosses it.
+    # A cluster of one kind or many: the mean over kinds stands for a block's time. What the last node before a cut
+    # makes stands for what crosses it.
     time_ms = [_mean_ms(names, costs, kinds) for names in nodes]
     cut_bytes = [costs[names[-1]].output_bytes if names[-1] in costs else 0 for names in nodes]
     bounds = smallest_merged(time_ms, cut_bytes, max_blocks)
@@ -77,6 +77,23 @@ def _mean_ms(names: Sequence[str], costs: Mapping[str, NodeCost], kinds: Sequenc
     return sum(costs[n].forward_ms(k) + costs[n].backward_ms(k) for n in names if n in costs for k in kinds) / len(
         kinds
     )
+
+
+def node_chain(
+    captured: Captured,
+    costs: Mapping[str, NodeCost],
+    components: Components,
+    kinds: Sequence[DeviceKind],
+    *,
+    name: str,
+    optimizer_factor: float,
+) -> BlockChain:
+    """The same before anything is merged: a block a node, atomic components as colocated groups."""
+    nodes = [name for names in components.nodes for name in names]
+    chain = build_chain(captured, costs, [(n,) for n in nodes], kinds, name=name, optimizer_factor=optimizer_factor)
+    ends = np.cumsum([len(names) for names in components.nodes])
+    groups = (tuple(range(end - len(names), end)) for names, end in zip(components.nodes, ends, strict=True))
+    return replace(chain, colocate=tuple(group for group in groups if len(group) > 1))
 
 
 def build_chain(
@@ -127,7 +144,7 @@ def build_chain(
         blocks=tuple(Block(_title(by_name, names), names) for names in groups),
         forward_ms={k.name: np.array([sum(costs[n].forward_ms(k) for n in g) for g in groups]) for k in kinds},
         backward_ms={k.name: np.array([sum(costs[n].backward_ms(k) for n in g) for g in groups]) for k in kinds},
-        measured=False,
+        measured={k.name: np.array([all(costs[n].is_measured(k) for n in g) for g in groups]) for k in kinds},
         values=tuple(values),
         parameters=tuple(parameters),
         frozen=tuple(frozen),

@@ -18,8 +18,8 @@ from hetpipe_compiler.ir.blocks import BlockChain
 from hetpipe_compiler.ir.cluster import Cluster, Device, DeviceKind, Link
 from hetpipe_compiler.passes.allocate import Group
 
-#: A search over more (tail, link, block) states than this is refused: it would take some 10 s for each in-flight rule.
-MAX_STATES = 5_000_000
+#: More tails than this are not searched.
+MAX_TAILS = 200_000
 
 
 @dataclass(frozen=True)
@@ -117,12 +117,17 @@ class Tails:
     Attributes:
         first_class, stages: Per tail, the class of its first stage and its number of stages.
         starts, successors: Tail t minus its first stage can be any of ``successors[starts[t]:starts[t + 1]]``.
+        longer: ``[tail, class]``: the tail made by a stage of that class before this one, -1 where there is none.
+        after, before: ``[tail, class]``: devices that the tail can use at most, and that can stand before it.
     """
 
     first_class: npt.NDArray[np.int64]
     stages: npt.NDArray[np.int64]
     starts: npt.NDArray[np.int64]
     successors: npt.NDArray[np.int64]
+    longer: npt.NDArray[np.int64]
+    after: npt.NDArray[np.int64]
+    before: npt.NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.first_class)
@@ -130,24 +135,34 @@ class Tails:
 
 def tails(classes: DeviceClasses, blocks: int) -> Tails:
     """Enumerate the tails that at most ``blocks`` stages can have. Raises HP302 if there are too many to search."""
-    states = _count_tails(classes) * max(1, len(classes.links)) * (blocks + 1)
-    if states > MAX_STATES:
+    if _count_tails(classes) > MAX_TAILS:
         raise PlanningError(
             "HP302",
-            f"{classes.devices} devices in {len(classes)} classes (kind and node) over {blocks} blocks make"
-            f" {states:.1e} search states, the limit is {MAX_STATES:.1e}",
+            f"{classes.devices} devices in {len(classes)} classes (kind and node) can be used in"
+            f" {_count_tails(classes):.1e} ways, the limit is {MAX_TAILS:.1e}",
             where=f"virtual worker of {classes.members[0][0].id}",
             hint="make smaller virtual workers, or fix the devices' order with a groups file that says 'ordered: true'",
         )
-    rows = _ordered_tails(len(classes)) if classes.ordered else _free_tails(tuple(map(len, classes.members)))
+    counts = tuple(map(len, classes.members))
+    rows = _ordered_tails(len(classes)) if classes.ordered else _free_tails(counts)
     rows = [row for row in rows if row[1] <= blocks]
     starts = np.zeros(len(rows) + 1, dtype=np.int64)
     np.cumsum([len(row[2]) for row in rows], out=starts[1:])
+    first_class = np.array([row[0] for row in rows], dtype=np.int64)
+    successors = np.array([tail for row in rows for tail in row[2]], dtype=np.int64)
+    longer = np.full((len(rows), len(classes)), -1, dtype=np.int64)
+    of_tail = np.repeat(np.arange(len(rows)), np.diff(starts))
+    longer[successors, first_class[of_tail]] = of_tail
+    after = np.array([row[3] for row in rows], dtype=np.int64)
+    before = np.arange(len(classes)) < first_class[:, None] if classes.ordered else np.array(counts) - after
     return Tails(
-        first_class=np.array([row[0] for row in rows], dtype=np.int64),
+        first_class=first_class,
         stages=np.array([row[1] for row in rows], dtype=np.int64),
         starts=starts,
-        successors=np.array([tail for row in rows for tail in row[2]], dtype=np.int64),
+        successors=successors,
+        longer=longer,
+        after=after,
+        before=before.astype(np.int64),
     )
 
 
@@ -160,11 +175,11 @@ def _count_tails(classes: DeviceClasses) -> int:
     return vectors * len(classes)
 
 
-_Row = tuple[int, int, list[int]]
+_Row = tuple[int, int, list[int], tuple[int, ...]]
 
 
 def _free_tails(counts: tuple[int, ...]) -> list[_Row]:
-    """(first class, stages, successors) for every use of the classes up to ``counts``, in any order."""
+    """(first class, stages, successors, devices used) for every use of the classes up to ``counts``, in any order."""
     used_up = np.array(list(np.ndindex(*(count + 1 for count in counts))), dtype=np.int64)
     order = np.lexsort((*used_up.T[::-1], used_up.sum(axis=1)))
     rows: list[_Row] = []
@@ -175,7 +190,7 @@ def _free_tails(counts: tuple[int, ...]) -> list[_Row]:
             if count:
                 rest = (*used[:first], count - 1, *used[first + 1 :])
                 mine.append(len(rows))
-                rows.append((first, sum(used), tails_of[rest]))
+                rows.append((first, sum(used), tails_of[rest], used))
     return rows
 
 
@@ -187,6 +202,7 @@ def _ordered_tails(count: int) -> list[_Row]:
         current: dict[int, int] = {}
         for first in range(count - stages + 1):
             current[first] = len(rows)
-            rows.append((first, stages, [tail for later, tail in previous.items() if later > first]))
+            rest = [tail for later, tail in previous.items() if later > first]
+            rows.append((first, stages, rest, (0,) * first + (1,) * (count - first)))
         previous = current
     return rows

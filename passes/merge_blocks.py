@@ -1,8 +1,8 @@
 """Merge neighbouring blocks of a chain: what must share a stage becomes one block, and long chains become shorter.
 
-`smallest_merged` is the rule that `coarsen` and `shorten_chain` share (RaNNC's compaction): while there are too many, the
-block with the least time joins the neighbour with which it makes the smaller merged time; equal times: the neighbour
-across the larger cut.
+`smallest_merged` is the rule that `coarsen` and `shorten_chain` share (RaNNC's compaction): while there are too many,
+the block with the least time joins the neighbour with which it makes the smaller merged time; equal times: the
+neighbour across the larger cut.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def shorten_chain(chain: BlockChain, max_blocks: int) -> BlockChain:
 
 
 def contract_colocated(chain: BlockChain) -> BlockChain:
-    """One block for everything between the first and the last of each colocated group: an interval cannot leave gaps."""
+    """One block for all between the first and the last of each colocated group: an interval cannot leave gaps."""
     joined = np.zeros(len(chain), dtype=np.int64)
     for group in chain.colocate:
         # Cuts after the blocks group[0] .. group[-1] - 1 are forbidden.
@@ -78,7 +78,10 @@ def contract_colocated(chain: BlockChain) -> BlockChain:
 
 
 def merge_blocks(chain: BlockChain, bounds: Bounds) -> BlockChain:
-    """The chain whose blocks are the intervals ``bounds`` of this one. Costs add up; what is inside a block no longer crosses."""
+    """The chain whose blocks are the intervals ``bounds`` of this one.
+
+    Costs add up; what is read inside its own block only no longer crosses.
+    """
     if len(bounds) == len(chain):
         return chain
     home = [at for at, (lo, hi) in enumerate(bounds) for _ in range(lo, hi)]

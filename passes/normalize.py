@@ -87,7 +87,7 @@ def normalize(captured: Captured) -> Captured:
     _functionalize(graph, storages)
     _drop_unread(graph)
     captured.graph_module.recompile()
-    mutated = mutated_attributes(graph)
+    mutated = _written_attributes(graph, storages)
     buffers = tuple(b.model_copy(update={"mutated": b.name in mutated}) for b in captured.buffers)
     return replace(captured, buffers=buffers)
 
@@ -185,9 +185,10 @@ def mutated_arguments(node: fx.Node) -> list[fx.Node]:
     return written
 
 
-def mutated_attributes(graph: fx.Graph) -> set[str]:
-    """Targets of ``get_attr`` nodes that the graph writes into."""
-    return {str(a.target) for node in graph.nodes for a in mutated_arguments(node) if a.op == "get_attr"}
+def _written_attributes(graph: fx.Graph, storages: Storages) -> set[str]:
+    """Targets of ``get_attr`` nodes whose memory the graph writes, also through views."""
+    written = {storages.of(a) for node in graph.nodes for a in mutated_arguments(node)}
+    return {str(n.target) for n in graph.nodes if n.op == "get_attr" and storages.of(n) in written}
 
 
 def is_random(node: fx.Node) -> bool:
@@ -272,8 +273,9 @@ def _functional_twin(node: fx.Node) -> torch._ops.OpOverload | None:
     twin = getattr(packet, target._overloadname, None) if packet is not None else None
     if twin is None or twin._schema.is_mutable:
         return None
-    ours = [(a.name, str(a.type)) for a in twin._schema.arguments]
-    theirs = [(a.name, str(a.type)) for a in target._schema.arguments]
+    # The tensor itself may go by another name (`self`, `input`).
+    ours = [(a.name if at else "", str(a.type)) for at, a in enumerate(twin._schema.arguments)]
+    theirs = [(a.name if at else "", str(a.type)) for at, a in enumerate(target._schema.arguments)]
     return twin if ours[: len(theirs)] == theirs else None
 
 

@@ -1,7 +1,8 @@
 """A cut by hand (``--split``): where the stages of a virtual worker begin.
 
-Each entry names the first block of the next stage: a block's index, a node that is the first of its block, or a block's
-name. An entry inside a block is refused, because what is in a block must stay on one device.
+Each entry names the first block of the next stage: a block's index, a node that is the first of its block, or a module
+(``features.3``, ``transformer.h.3``): then the first block of that module or of one inside it. An entry inside a block is
+refused, because what is in a block must stay on one device.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ def _boundary(chain: BlockChain, entry: str | int) -> int:
                     f"cut at its first node '{block.nodes[0]}', or at block {index + 1}",
                 )
             return index
-    named = [index for index, block in enumerate(chain.blocks) if block.name == entry]
-    if not named:
-        raise _illegal(entry, f"is no node and no block of {chain.name}", "see --dump-after coarsen for their names")
-    if len(named) > 1 and named != list(range(named[0], named[-1] + 1)):
-        raise _illegal(entry, f"names {len(named)} blocks that do not follow each other", f"give an index: {named}")
-    return named[0]
+    within = [at for at, block in enumerate(chain.blocks) if f"{block.name}.".startswith(f"{entry}.")]
+    if not within:
+        raise _illegal(entry, f"is no node and no block or module of {chain.name}", "see --dump-after coarsen for their names")
+    if within != list(range(within[0], within[-1] + 1)) and all(chain.blocks[at].name == entry for at in within):
+        raise _illegal(entry, f"names {len(within)} blocks that do not follow each other", f"give an index: {within}")
+    return within[0]
 
 
 def _illegal(entry: str | int, problem: str, hint: str) -> PlanningError:

@@ -11,6 +11,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,7 @@ from hetpipe_compiler.runtime.placement import buffer_node, parameter_nodes
 from hetpipe_compiler.runtime.programs import load_schedule
 from hetpipe_compiler.runtime.stage import StageEngine
 from hetpipe_compiler.runtime.transport.parameter_link import ZmqParameterLink
-from hetpipe_compiler.runtime.transport.process_group import ProcessGroupMailbox
+from hetpipe_compiler.runtime.transport.process_group import PeerLostError, ProcessGroupMailbox
 from hetpipe_compiler.runtime.waits import Activity
 
 if TYPE_CHECKING:
@@ -86,11 +87,22 @@ class Worker:
         self.activity.begin("finish")
         engine.finish()
         mailbox.flush()
-        with self.activity.waiting("the end of the run", f"the other stages of vw{self.vw}"):
+        with self._with_peers("the end of the run"):
             dist.barrier()  # nobody leaves while a peer may still talk to it
         link.close()
         dist.destroy_process_group()
         status.stop()
+
+    @contextmanager
+    def _with_peers(self, what: str) -> Iterator[None]:
+        """Around what all stages of this virtual worker do together; an error there comes from a peer that is gone."""
+        with self.activity.waiting(what, f"the other stages of vw{self.vw}"):
+            try:
+                yield
+            except RuntimeError as error:
+                raise PeerLostError(
+                    "HP531", f"lost the other stages at {what}: {error}", where=worker_name(self.vw, self.index)
+                ) from error
 
     # --- parts -----------------------------------------------------------------------------------------------------
 
@@ -109,7 +121,7 @@ class Worker:
         store = dist.TCPStore(  # type: ignore[attr-defined]
             host, int(port), is_master=False, wait_for_workers=False, timeout=_FOREVER
         )
-        with self.activity.waiting("their start", f"the other stages of vw{self.vw}"):
+        with self._with_peers("the start"):
             dist.init_process_group(
                 "nccl" if self.device.type == "cuda" else "gloo",
                 store=dist.PrefixStore(f"vw{self.vw}/0", store),  # type: ignore[attr-defined]

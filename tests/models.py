@@ -123,7 +123,7 @@ class BNConvNet(nn.Module):
         self.conv1 = nn.Conv2d(3, 6, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(6)
         self.conv2 = nn.Conv2d(6, 6, 3, padding=1)
-        self.bn2 = nn.BatchNorm2d(6, momentum=None)
+        self.bn2 = nn.BatchNorm2d(6, momentum=0.3)
         self.fc = nn.Linear(6, WIDTH)
         self.bn3 = nn.BatchNorm1d(WIDTH, affine=False)
         self.head = nn.Linear(WIDTH, CLASSES)
@@ -147,11 +147,10 @@ class InplaceNet(nn.Module):
         h = self.a(x)
         self.act(h)
         row = h[0]
-        h.add_(1)
         h = h * row
         h[:, 0] = 0
         g = self.b(h).clone()
-        side = torch.sin(g)
+        side = -g
         g += self.c(x)
         g.mul_(2).sub_(side)
         flat = g.view(-1)
@@ -159,7 +158,7 @@ class InplaceNet(nn.Module):
         h = h + flat.view(BATCH, WIDTH)
         h.clamp_(-3, 3).div_(2)
         gates = self.c(h)
-        gates[:, 2:4].sigmoid_()
+        gates[:, 2:4].mul_(0.5)
         return self.head(gates.tanh_())
 
 
@@ -365,7 +364,7 @@ class RandomInForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = self.a(x) + torch.rand(WIDTH, device=x.device)
         torch.rand(2)
-        h = F.dropout(torch.relu(h), 0.5, self.training, inplace=True)
+        h = F.dropout(h, 0.5, self.training, inplace=True)
         return self.head(F.dropout(self.b(h) + 0.1 * torch.randn_like(h), 0.3, self.training))
 
 
@@ -475,9 +474,10 @@ class WritesBatch(nn.Module):
         self.a, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = torch.tanh(self.a(x))
+        h = x * 2
         x[:, 0] = 0
         x[x > 1] = 1
+        h = torch.tanh(self.a(h))
         return self.head(h + x)
 
 
@@ -489,11 +489,11 @@ class Parametrized(nn.Module):
         self.new = parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH))
         self.spectral = parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH))
         self.listed = nn.ParameterList(nn.Parameter(torch.full((WIDTH,), 1.0 + i)) for i in range(2))
-        self.named = nn.ParameterDict({"for": nn.Parameter(torch.ones(WIDTH)), "a-b": nn.Parameter(torch.ones(WIDTH))})
+        self.named = nn.ParameterDict({"one": nn.Parameter(torch.ones(WIDTH)), "a-b": nn.Parameter(torch.ones(WIDTH))})
         self.head = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = torch.tanh(self.new(x) * self.listed[0] + self.named["for"])
+        h = torch.tanh(self.new(x) * self.listed[0] + self.named["one"])
         return self.head(torch.tanh(self.spectral(h) * self.listed[1]) * self.named["a-b"])
 
 
@@ -522,6 +522,19 @@ class LazyCache(nn.Module):
             self.table = torch.arange(x.shape[1], device=x.device).float()
             self.known = x.shape[1]
         return self.head(torch.tanh(self.a(x) + self.table))
+
+
+class KeepsForPeople(nn.Module):
+    """Leaves its attention where people can look at it; nothing reads it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+        self.attention: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.attention = (self.a(x) @ x.T).softmax(-1)
+        return self.head(self.attention @ x)
 
 
 class FixedBatch(nn.Module):
@@ -618,7 +631,7 @@ KINDS: dict[str, Kind] = {
         for m in (
             InplaceNet, CompareInplace, FrozenLoRA, UnusedEven, MixedDtype, Autocast, NoGrad, BranchyDAG, OptionalArgs,
             ConstInForward, RandomInForward, NoInputFirst, CalledTwice, BufferWrites, WritesBatch, Parametrized,
-            OldWeightNorm, LazyCache, FixedBatch, SizesCross, Layouts, Checkpointed,
+            OldWeightNorm, LazyCache, KeepsForPeople, FixedBatch, SizesCross, Layouts, Checkpointed,
         )
     },
     "BNConvNet": Kind(BNConvNet, images, nn.CrossEntropyLoss(label_smoothing=0.1)),
@@ -709,6 +722,48 @@ class WritesParameterView(_Head):
         return self.head(self.a(x))
 
 
+class CumulativeNorm(_Head):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bn = nn.BatchNorm1d(WIDTH, momentum=None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.bn(self.a(x)))  # HP111
+
+
+class KeepsLast(_Head):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        if self.last is not None:
+            h = h + self.last
+        self.last = h.detach()  # HP113
+        return self.head(h)
+
+
+class Resized(_Head):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("grown", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x) + self.grown.sum()
+        self.grown = torch.cat([self.grown, h.detach().mean().view(1)])  # HP113
+        return self.head(h)
+
+
+class Keyword(_Head):
+    def __init__(self) -> None:
+        super().__init__()
+        self.named = nn.ParameterDict({"for": nn.Parameter(torch.ones(WIDTH))})
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.a(x) * self.named["for"])
+
+
 class SharedMemory(_Head):
     def __init__(self) -> None:
         super().__init__()
@@ -747,7 +802,7 @@ REFUSED: dict[str, Kind] = {
         m.__name__: _classifier(m)
         for m in (
             BranchOnValue, Condition, Counter, PlainState, BooleanIndex, ItemInForward, WritesParameter,
-            WritesParameterView, SharedMemory, DetachedLoss, WrongShape,
+            WritesParameterView, CumulativeNorm, KeepsLast, Resized, Keyword, SharedMemory, DetachedLoss, WrongShape,
         )
     },
     "NoScalar": Kind(NoScalar, vectors),

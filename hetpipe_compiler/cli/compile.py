@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +20,9 @@ PASSES = ("normalize", "annotate_cost", "fuse_atomic", "coarsen", "allocate", "p
 
 
 def command(
-    model: Annotated[Path, typer.Argument(help="model.py that defines workload()", show_default=False)],
+    model: Annotated[
+        Path, typer.Argument(help="model.py that defines workload(), or a profiled graph (.json)", show_default=False)
+    ],
     cluster: Annotated[Path, typer.Option(help="cluster file (YAML)", show_default=False)],
     out: Annotated[Path, typer.Option("-o", "--out", help="plan folder to write")] = Path("out"),
     settings: Annotated[
@@ -42,6 +45,16 @@ def command(
     ] = None,
     seed: Annotated[int, typer.Option(help="seed of the initial weights")] = 0,
     no_weights: Annotated[bool, typer.Option("--no-weights", help="leave initial weights to hetpipe-run")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="run the stages beside the model; write no plan that computes something else")
+    ] = False,
+    profile: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="times that hetpipe-profile measured; may be repeated"),
+    ] = None,
+    export_graph: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="also write the model as a profiled graph (JSON)")
+    ] = None,
     dump_after: Annotated[
         list[str] | None, typer.Option(metavar="PASS", help=f"print what a pass made: {', '.join(PASSES)}")
     ] = None,
@@ -54,8 +67,9 @@ def command(
 
     errors = Console(stderr=True)
     with errors.status("loading torch") as status:
-        from hetpipe_compiler.compiler import CompileOptions, compile
-        from hetpipe_compiler.frontend.load import parse_settings
+        from hetpipe_compiler.compile_graph import compile_graph, is_graph_file, refuse_options
+        from hetpipe_compiler.ir.cluster import Cluster
+        from hetpipe_compiler.options import CompileOptions
 
         options = CompileOptions(
             policy=policy,
@@ -66,12 +80,26 @@ def command(
             splits=_splits(split),
             seed=seed,
             weights=not no_weights,
+            verify=verify,
+            profiles=tuple(profile or ()),
+            export_graph=export_graph,
             dump_after=frozenset(dump_after or []),
             on_dump=lambda name, text: print(f"--- {name} ---\n{text}", file=sys.stderr if json else sys.stdout),
             on_start=status.update,
         )
-        result = compile(model, cluster, out, settings=parse_settings(settings or []), options=options)
+        # What model.py prints must not land between the lines of the JSON.
+        with contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext():
+            if is_graph_file(model):
+                refuse_options(model, ["--set"] * bool(settings) + ["--no-weights"] * no_weights)
+                result = compile_graph(model, Cluster.load(cluster), out, options)
+            else:
+                from hetpipe_compiler.compiler import compile
+                from hetpipe_compiler.frontend.load import parse_settings
+
+                result = compile(model, cluster, out, settings=parse_settings(settings or []), options=options)
     _report(result.plan, out, json)
+    if result.verification is not None:
+        errors.print(str(result.verification), highlight=False, soft_wrap=True)
     if time_passes:
         for name, seconds in result.seconds.items():
             errors.print(f"{name:14} {seconds:8.3f} s", highlight=False)

@@ -7,6 +7,7 @@ operators, dropout and batch-norm updates are all still there.
 
 from __future__ import annotations
 
+import keyword
 import re
 from typing import Any
 
@@ -90,15 +91,16 @@ def _capture_on(loaded: LoadedWorkload, model: torch.nn.Module, batch: Any) -> C
     on_meta = tensors[0].is_meta
     step.loss = loss_for(loaded.workload, tensors[0].device.type)
     _check_trainable(loaded, step)
+    _check_names(loaded, step.model)
     try:
         program, note = export_step(step, tensors, loaded.path)
+        graph_module = program.module(check_guards=False)
     except WorkloadError:
         raise
     except Exception as error:
         if on_meta:
             return None
         raise cannot_export(step, tensors, loaded.path, error) from error
-    graph_module = program.module(check_guards=False)
     assert isinstance(graph_module, fx.GraphModule)
     _refuse_control_flow(loaded, graph_module)
     _strip(graph_module)
@@ -142,17 +144,29 @@ def _check_trainable(loaded: LoadedWorkload, step: TrainingStep) -> None:
         )
 
 
+def _check_names(loaded: LoadedWorkload, model: torch.nn.Module) -> None:
+    """Export writes names into Python; a keyword among them makes it fail with a syntax error in nobody's file."""
+    for name, _ in (*model.named_parameters(), *model.named_buffers()):
+        word = next((part for part in name.split(".") if keyword.iskeyword(part)), None)
+        if word is not None:
+            raise WorkloadError(
+                "HP118",
+                f"'{name}': '{word}' is a Python keyword",
+                where=str(loaded.path),
+                hint="give the parameter, buffer or module another name",
+            )
+
+
 def _check_loss(loaded: LoadedWorkload, captured: Captured) -> None:
     """One floating-point number that a trainable parameter has a part in."""
     node = captured.loss_node()
     value = node.meta.get("val")
     where = source_place(node, captured.root) or str(loaded.path)
     if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point or value.dim():
-        kind = (
-            f"a {value.dtype} of shape {tuple(value.shape)}"
-            if isinstance(value, torch.Tensor)
-            else type(value).__name__
-        )
+        kind = type(value).__name__
+        if isinstance(value, torch.Tensor):
+            sizes = ", ".join(str(size) if isinstance(size, int) else "batch" for size in value.shape)
+            kind = f"a {str(value.dtype).removeprefix('torch.')} tensor of shape ({sizes})"
         raise WorkloadError(
             "HP107", f"the loss is {kind}, not one floating-point number", where=where, hint="take its mean or sum"
         )

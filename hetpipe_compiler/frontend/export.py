@@ -48,6 +48,14 @@ class _Observed:
             and value != self.before[key]
         }
 
+    def new_tensors(self) -> dict[_Attribute, torch.Tensor]:
+        """Attributes that were None and hold a tensor now."""
+        return {
+            key: value
+            for key, value in self.after.items()
+            if isinstance(value, torch.Tensor) and key in self.before and self.before[key] is None
+        }
+
     def replaced_tensors(self) -> set[_Attribute]:
         """Attributes that held a tensor and hold another one now."""
         return {
@@ -67,17 +75,38 @@ class _ObservedStep(TrainingStep):
 
     def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
         self._observed.before = _plain_attributes(self)
+        buffers = [(module, dict(module._buffers)) for module in self.modules()]
         loss = super().forward(*tensors)
+        for module, before in buffers:
+            _write_assigned(module, before)
         self._observed.after = _plain_attributes(self)
         return loss
 
 
+def _write_assigned(module: torch.nn.Module, before: dict[str, torch.Tensor | None]) -> None:
+    """``self.buffer = value`` gets lost on export where the module is not the outermost: write the value instead."""
+    for name, old in before.items():
+        new = module._buffers.get(name)
+        if old is None or new is old:
+            continue
+        if new is None or new.shape != old.shape or new.dtype != old.dtype:
+            raise WorkloadError(
+                "HP113",
+                f"forward puts another kind of tensor in the place of buffer '{name}'",
+                where=_assignment(module, name),
+                hint="keep its shape and dtype, and change it in place",
+            )
+        with torch.no_grad():
+            old.copy_(new)
+        module._buffers[name] = old
+
+
 def _plain_attributes(step: torch.nn.Module) -> dict[_Attribute, Any]:
-    kinds = (bool, int, float, torch.Tensor)
+    kinds = (bool, int, float, torch.Tensor, type(None))
     return {
         (path, name): value
         for path, module in step.named_modules()
-        for name, value in vars(module).items()
+        for name, value in (*vars(module).items(), *module._buffers.items())
         if isinstance(value, kinds)
     }
 
@@ -96,6 +125,9 @@ def export_step(
     for module, name in observed.replaced_tensors():
         full = f"{module}.{name}".lstrip(".")
         if full in program.constants:
+            raise _keeps_state(step, module, name, "", path)
+    for (module, name), value in observed.new_tensors().items():
+        if _follows_batch(program, value) and _asks_for_none(step.get_submodule(module), name):
             raise _keeps_state(step, module, name, "", path)
     changed = observed.changed_numbers()
     if changed:
@@ -127,13 +159,39 @@ def _refuse_counters(
         raise _keeps_state(step, *key, f" ({old.get(key)}, then {changed.get(key)})", path)
 
 
+def _follows_batch(program: ExportedProgram, value: torch.Tensor) -> bool:
+    """Whether a tensor made in forward depends on more of the batch than its sizes."""
+    memory = value.untyped_storage()._cdata
+    vals = {n: n.meta.get("val") for n in program.graph.nodes}
+    stack = [n for n, v in vals.items() if isinstance(v, torch.Tensor) and v.untyped_storage()._cdata == memory]
+    seen = set(stack)
+    while stack:
+        node = stack.pop()
+        if node.name in program.graph_signature.user_inputs:
+            return True
+        if isinstance(vals[node], torch.Tensor):
+            new = [n for n in node.all_input_nodes if n not in seen]
+            seen.update(new)
+            stack += new
+    return False
+
+
+def _asks_for_none(module: torch.nn.Module, name: str) -> bool:
+    """Whether the module's class treats its first call apart: ``self.name is None``."""
+    try:
+        source = inspect.getsource(type(module))
+    except (OSError, TypeError):
+        return False
+    return re.search(rf"\bself\.{name}\s+is\s+(not\s+)?None\b", source) is not None
+
+
 def _keeps_state(step: TrainingStep, module: str, name: str, values: str, path: Path) -> WorkloadError:
     owner = dict(step.named_modules())[module]
     title = f"{module.removeprefix('model').lstrip('.')}.{name}".lstrip(".")
     return WorkloadError(
         "HP113",
         f"forward changes the plain attribute '{title}' from call to call{values}; the captured model would not",
-        where=_assignment(owner, name) or str(path),
+        where=(_assignment(owner, name) or str(path)).replace(str(path.resolve()), str(path)),
         hint="make it a buffer (register_buffer) and change it in place, or keep the count outside the model",
     )
 
@@ -179,7 +237,9 @@ def _is_free(program: ExportedProgram) -> bool:
     """Whether dimension 0 of the first user input stayed a symbol."""
     names = program.graph_signature.user_inputs
     node = next(n for n in program.graph.nodes if n.op == "placeholder" and n.name == names[0])
-    return isinstance(node.meta["val"].shape[0], torch.SymInt)
+    size = node.meta["val"].shape[0]
+    # A symbol that turned out to be a constant is still a SymInt.
+    return isinstance(size, torch.SymInt) and not size.node.expr.is_number
 
 
 def cannot_export(step: TrainingStep, tensors: tuple[torch.Tensor, ...], path: Path, error: Exception) -> WorkloadError:

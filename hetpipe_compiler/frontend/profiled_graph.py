@@ -16,7 +16,7 @@ from __future__ import annotations
 import heapq
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -86,7 +86,7 @@ class GraphNodeSpec(_Spec):
         output_bytes: Its value, which is what an edge carries unless the edge says otherwise.
         saved_bytes: Kept from forward to backward, for each minibatch in flight; None: ``output_bytes``.
         resident_bytes: All that it occupies. If every node says so, a stage's memory is their sum and nothing else.
-        frozen_bytes: Frozen parameters, buffers and constants by name; one that several nodes name is held once a stage.
+        frozen_bytes: Frozen parameters, buffers and constants by name; a stage holds what several nodes name once.
         colocate: Nodes with the same text share a stage.
         estimated: Device kinds (or ``"*"``) whose times are estimates; the others were measured.
     """
@@ -110,8 +110,8 @@ class GraphEdgeSpec(_Spec):
     Attributes:
         bytes: Size of what it reads; None: the source's ``output_bytes``.
         gradient_bytes: Size of the gradient that comes back; None: ``bytes``.
-        value: Name of what it reads. Edges from one node with the same value count once for a stage that reads it. None:
-            edges from one node with the same bytes carry the same value.
+        value: Name of what it reads. Edges from one node with the same value count once for a stage that reads it.
+            None: edges from one node with the same bytes carry the same value.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
@@ -281,13 +281,13 @@ def _cycle(readers: Sequence[set[int]], left: set[int]) -> list[int]:
     """A cycle among nodes ``left``, first node repeated at the end."""
     # Going forward can end in a node that only hangs below a cycle; going back from any of them cannot.
     feeds = {at: min(other for other in left if at in readers[other]) for at in left}
-    at, seen = min(left), {}
+    at = min(left)
+    seen: dict[int, int] = {}
     while at not in seen:
         seen[at] = len(seen)
         at = feeds[at]
     backwards = [*seen][seen[at] :]
-    forwards = [at, *reversed(backwards[1:]), at]
-    return forwards
+    return [at, *reversed(backwards[1:]), at]
 
 
 def graph_chain(graph: ProfiledGraph, kinds: Sequence[str], where: str = "graph") -> BlockChain:
@@ -313,6 +313,70 @@ def graph_chain(graph: ProfiledGraph, kinds: Sequence[str], where: str = "graph"
         resident=tuple(resident) if resident else None,
         colocate=_colocated(node.colocate for node in nodes),
     )
+
+
+def chain_graph(chain: BlockChain, output_bytes: Mapping[str, int]) -> ProfiledGraph:
+    """The graph file that `graph_chain` reads back to an equal chain.
+
+    Args:
+        chain: Its blocks have one node each.
+        output_bytes: Of nodes, by id; where it is not known, what crosses.
+    """
+    kinds = list(chain.forward_ms)
+    ids = [block.nodes[0] for block in chain.blocks]
+    own = {value.name: value.forward_bytes for value in chain.values}
+    labels = {at: f"group{n}" for n, group in enumerate(chain.colocate) for at in group}
+    parameters, saved = _sums(chain.parameters), _sums(chain.saved)
+    frozen: dict[int, dict[str, int]] = {}
+    for item in chain.frozen:
+        for at in item.blocks:
+            frozen.setdefault(at, {})[item.name] = item.bytes
+    nodes = tuple(
+        GraphNodeSpec(
+            id=name,
+            name=chain.blocks[at].name or None,
+            forward_ms={kind: float(chain.forward_ms[kind][at]) for kind in kinds},
+            backward_ms={kind: float(chain.backward_ms[kind][at]) for kind in kinds},
+            parameter_bytes=parameters.get(at, 0),
+            output_bytes=output_bytes.get(name, own.get(name, 0)),
+            saved_bytes=saved.get(at, 0),
+            resident_bytes=chain.resident[at] if chain.resident is not None else None,
+            frozen_bytes=frozen.get(at, {}),
+            colocate=labels.get(at),
+            estimated=tuple(kind for kind in kinds if chain.measured_share(kind, (at, at + 1)) < 1.0),
+        )
+        for at, name in enumerate(ids)
+    )
+    return ProfiledGraph(
+        format="hetpipe-graph",
+        version=1,
+        name=chain.name,
+        batch_size=chain.batch_size,
+        optimizer_bytes_per_parameter_byte=chain.optimizer_factor,
+        nodes=nodes,
+        edges=tuple(
+            _edge(value, nodes[value.producer], ids[reader]) for value in chain.values for reader in value.consumers
+        ),
+    )
+
+
+def _edge(value: CrossingValue, producer: GraphNodeSpec, reader: str) -> GraphEdgeSpec:
+    content = {
+        "from": producer.id,
+        "to": reader,
+        "bytes": value.forward_bytes if value.forward_bytes != producer.output_bytes else None,
+        "gradient_bytes": value.backward_bytes if value.backward_bytes != value.forward_bytes else None,
+        "value": value.name if value.name != producer.id else None,
+    }
+    return GraphEdgeSpec.model_validate(content)
+
+
+def _sums(items: Iterable[SharedBytes]) -> dict[int, int]:
+    sums: dict[int, int] = {}
+    for item in items:
+        for at in item.blocks:
+            sums[at] = sums.get(at, 0) + item.bytes
+    return sums
 
 
 def _times(graph: ProfiledGraph, order: Sequence[int], kind: str, key: str, where: str) -> list[float]:

@@ -6,7 +6,8 @@ concurrency, simulation) reads nothing else, so plans can be made without a mode
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -68,7 +69,7 @@ class BlockChain:
         blocks: In execution order; the loss is in the last.
         forward_ms: Per device kind, an array over blocks: milliseconds of one minibatch.
         backward_ms: The same for the backward pass.
-        measured: Per device kind, whether each block's times were measured (else estimated); a plain bool: all, or none.
+        measured: Per device kind, whether each block's times were measured (else estimated); a bool: all, or none.
         values: What crosses when the chain is cut.
         parameters: Trainable parameter bytes (a tied parameter: one entry with its owner's block, and a value that carries
             it to the others).
@@ -78,6 +79,8 @@ class BlockChain:
         resident: Bytes that each block occupies where a profiled graph says so itself (``resident_bytes``): then a stage's
             memory is their sum and nothing else.
         colocate: Groups of blocks (ascending indices) that must share a stage.
+        ends_fixed: Whether block 0 must be in the first stage and the last block in the last one: a model's batch enters
+            the one, its loss leaves the other.
     """
 
     name: str
@@ -93,6 +96,7 @@ class BlockChain:
     optimizer_factor: float
     resident: tuple[int, ...] | None = None
     colocate: tuple[tuple[int, ...], ...] = ()
+    ends_fixed: bool = False
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -105,3 +109,34 @@ class BlockChain:
         known = self.measured[kind][lo:hi]
         times = (self.forward_ms[kind] + self.backward_ms[kind])[lo:hi]
         return float(times[known].sum() / times.sum()) if times.sum() > 0 else float(known.all())
+
+    def permuted(self, order: Sequence[int]) -> BlockChain:
+        """The same chain with its blocks in another topological order: block i of the result is ``order[i]`` here."""
+        if list(order) == list(range(len(self))):
+            return self
+        at = {block: index for index, block in enumerate(order)}
+        pick = np.array(order)
+
+        def moved(items: tuple[SharedBytes, ...]) -> tuple[SharedBytes, ...]:
+            return tuple(replace(item, blocks=tuple(sorted(at[b] for b in item.blocks))) for item in items)
+
+        values = tuple(
+            replace(v, producer=at[v.producer], consumers=tuple(sorted(at[b] for b in v.consumers)))
+            for v in self.values
+        )
+        if any(v.producer >= v.consumers[0] for v in values):
+            raise ValueError("not a topological order: a block would come before what it reads")
+        measured = self.measured
+        return replace(
+            self,
+            blocks=tuple(self.blocks[b] for b in order),
+            forward_ms={kind: times[pick] for kind, times in self.forward_ms.items()},
+            backward_ms={kind: times[pick] for kind, times in self.backward_ms.items()},
+            measured=measured if isinstance(measured, bool) else {kind: m[pick] for kind, m in measured.items()},
+            values=values,
+            parameters=moved(self.parameters),
+            frozen=moved(self.frozen),
+            saved=moved(self.saved),
+            resident=None if self.resident is None else tuple(self.resident[b] for b in order),
+            colocate=tuple(tuple(sorted(at[b] for b in group)) for group in self.colocate),
+        )

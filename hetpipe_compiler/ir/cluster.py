@@ -33,6 +33,8 @@ class DeviceKind:
         launch_overhead_us: Time an operation takes however small it is.
         reserve_bytes: Held by the driver and the framework.
         source: Where the figures come from, for people; no part of `Cluster.digest`.
+        efficiencies: (operator class, compute, memory): shares of the peaks for classes that were calibrated
+            (`hetpipe_compiler.ir.costs.OPERATOR_CLASSES`); the others have the two above.
     """
 
     name: str
@@ -47,6 +49,14 @@ class DeviceKind:
     launch_overhead_us: float
     reserve_bytes: int
     source: str
+    efficiencies: tuple[tuple[str, float, float], ...] = ()
+
+    def efficiency(self, operator_class: str) -> tuple[float, float]:
+        """Shares of the compute and of the memory peak that operators of a class reach."""
+        for name, compute, memory in self.efficiencies:
+            if name == operator_class:
+                return compute, memory
+        return self.compute_efficiency, self.memory_efficiency
 
 
 @dataclass(frozen=True)
@@ -141,7 +151,7 @@ class Cluster:
             if node.address is not None:
                 entry["address"] = node.address
             nodes.append(entry)
-        kinds = {kind.name: {k: v for k, v in asdict(kind).items() if k != "name"} for kind in self.kinds()}
+        kinds = {kind.name: _kind_dict(kind) for kind in self.kinds()}
         return {
             "name": self.name,
             "nodes": nodes,
@@ -179,6 +189,13 @@ class Cluster:
     @cached_property
     def _nodes_by_name(self) -> dict[str, Node]:
         return {node.name: node for node in self.nodes}
+
+
+def _kind_dict(kind: DeviceKind) -> dict[str, Any]:
+    figures = {k: v for k, v in asdict(kind).items() if k not in ("name", "efficiencies")}
+    if kind.efficiencies:
+        figures["efficiencies"] = {name: {"compute": c, "memory": m} for name, c, m in kind.efficiencies}
+    return figures
 
 
 def _link_dict(link: Link) -> dict[str, Any]:

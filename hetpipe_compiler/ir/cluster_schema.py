@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
@@ -92,6 +92,7 @@ Share = Annotated[float, _figure(high=1.0)]
 Bandwidth = Annotated[float, _figure(infinite=True)]
 Count = Annotated[int, BeforeValidator(_count)]
 Text = Annotated[str, BeforeValidator(_text)]
+OperatorClass = Literal["matrix", "convolution", "attention", "normalisation", "embedding", "elementwise"]
 
 
 class Spec(BaseModel):
@@ -114,6 +115,13 @@ class LinkSpec(Spec):
         return Link(name or self.name or figures, self.bandwidth_gb_s, self.latency_us)
 
 
+class EfficiencySpec(Spec):
+    """Shares of the peaks that one operator class reaches."""
+
+    compute: Share
+    memory: Share
+
+
 class KindSpec(Spec):
     """A kind spelled out, or the figures of a known kind that are to change. See `DeviceKind` for their meaning."""
 
@@ -133,6 +141,7 @@ class KindSpec(Spec):
     compute_efficiency: Share | None = None
     memory_efficiency: Share | None = None
     launch_overhead_us: NonNegative | None = None
+    efficiencies: dict[OperatorClass, EfficiencySpec] | None = None
     source: Text | None = None
 
     def figures(self) -> dict[str, Any]:
@@ -146,6 +155,8 @@ class KindSpec(Spec):
                 amount = given.pop(f"{size}_{unit}", None)
                 if amount is not None:
                     given[f"{size}_bytes"] = round(amount * factor)
+        if given.get("efficiencies") is not None:
+            given["efficiencies"] = tuple((n, e["compute"], e["memory"]) for n, e in given["efficiencies"].items())
         # null only says something where a kind can lack a rate; elsewhere it is as good as not given.
         rates = ("tf32_tflops", "bf16_tflops", "fp16_tflops")
         return {key: value for key, value in given.items() if value is not None or key in rates}

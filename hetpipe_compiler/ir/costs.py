@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hetpipe_compiler.ir.cluster import DeviceKind
+
+
+#: Operators that reach about the same share of a device's peaks.
+OPERATOR_CLASSES = ("matrix", "convolution", "attention", "normalisation", "embedding", "elementwise")
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,11 +22,13 @@ class Work:
         flops: Floating-point operations (a multiply-add is two).
         bytes: Bytes read and written, each tensor once.
         dtype: Dtype of the computation: ``float32``, ``bfloat16``, ``float16``, ...
+        operator_class: One of `OPERATOR_CLASSES`.
     """
 
     flops: int
     bytes: int
     dtype: str
+    operator_class: str = "elementwise"
 
     def ms(self, kind: DeviceKind) -> float:
         """Roofline: the larger of computing and moving bytes, plus the launch (Williams et al., CACM 2009)."""
@@ -30,8 +37,12 @@ class Work:
             peak_tflops = kind.bf16_tflops
         elif self.dtype == "float16" and kind.fp16_tflops:
             peak_tflops = kind.fp16_tflops
-        compute_s = self.flops / (peak_tflops * 1e12 * kind.compute_efficiency)
-        memory_s = self.bytes / (kind.memory_bandwidth_gb_s * 1e9 * kind.memory_efficiency)
+        elif self.dtype == "float32" and self.operator_class == "convolution" and kind.tf32_tflops:
+            # What PyTorch does unless told otherwise: TF32 in cuDNN's convolutions, FP32 in matrix products.
+            peak_tflops = kind.tf32_tflops
+        compute, memory = kind.efficiency(self.operator_class)
+        compute_s = self.flops / (peak_tflops * 1e12 * compute)
+        memory_s = self.bytes / (kind.memory_bandwidth_gb_s * 1e9 * memory)
         return max(compute_s, memory_s) * 1e3 + kind.launch_overhead_us * 1e-3
 
 
@@ -53,6 +64,8 @@ class NodeCost:
         shape, dtype: Of its value, if that is one tensor.
         requires_grad: Whether a gradient flows back into it.
         saved: Storages that the node is the first to keep for its backward (parameters excluded).
+        key: What it has in common with all nodes that cost the same (`hetpipe_compiler.passes.node_key`).
+        measured: Device kind -> milliseconds of (forward, backward) from a profile.
     """
 
     forward: tuple[Work, ...]
@@ -62,6 +75,8 @@ class NodeCost:
     dtype: str | None
     requires_grad: bool
     saved: tuple[SavedStorage, ...] = field(default=())
+    key: str = ""
+    measured: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def flops(self) -> int:
@@ -69,9 +84,17 @@ class NodeCost:
         return sum(w.flops for w in (*self.forward, *self.backward))
 
     def forward_ms(self, kind: DeviceKind) -> float:
-        """Roofline estimate of the forward pass."""
+        """Measured, or else a roofline estimate of the forward pass."""
+        if kind.name in self.measured:
+            return self.measured[kind.name][0]
         return sum(w.ms(kind) for w in self.forward)
 
     def backward_ms(self, kind: DeviceKind) -> float:
-        """Roofline estimate of the backward pass."""
+        """Measured, or else a roofline estimate of the backward pass."""
+        if kind.name in self.measured:
+            return self.measured[kind.name][1]
         return sum(w.ms(kind) for w in self.backward)
+
+    def is_measured(self, kind: DeviceKind) -> bool:
+        """Whether its times on ``kind`` are measured; what costs nothing needs no measurement."""
+        return kind.name in self.measured or not (self.forward or self.backward)

@@ -69,6 +69,7 @@ class Stage(_Model):
         nodes: fx nodes (or ids of a profiled graph) it runs, in order.
         blocks: Half-open interval of the block chain.
         module: Path of its Python file in the plan folder, and of the class in it; None in a plan made from a profiled graph.
+        measured: Whether all of its forward and backward times were measured; ``measured_share``: the share of them.
         stage_ms: What the partitioner balances: forward + backward + receiving activations and gradients.
         memory_bytes: ``total`` and ``capacity`` of the device, and the parts that make up the total.
         receives_bytes: Activations and gradients received per minibatch.
@@ -89,6 +90,7 @@ class Stage(_Model):
     backward_ms: float
     stage_ms: float
     measured: bool
+    measured_share: float = 0.0
     share: float
     memory_bytes: dict[str, int]
     receives_bytes: int

@@ -24,7 +24,7 @@ def source_place(node: fx.Node, root: Path) -> str:
     frames = re.findall(r'File "(.+?)", line (\d+)', node.meta.get("stack_trace") or "")
     for name, line in reversed(frames):
         path = Path(name)
-        if name.startswith(_TORCH) or "hetpipe_compiler" in path.parts or "fx/passes" in name:
+        if name.startswith(_TORCH) or "hetpipe_compiler" in path.parts or "fx/passes" in name or name[0] == "<":
             continue
         return f"{_short(path, root)}:{line}"
     return ""

@@ -73,6 +73,41 @@ def test_a_reproducible_run_equals_the_interpreter_bit_for_bit(trained: Trained)
     assert (losses[0], losses[1]) == reference.losses
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("nm", "staleness", "in_flight"),
+    [
+        (1, 0, ((1, 1, 1), (1, 1), (1, 1))),
+        (4, 0, ((4, 2, 1), (4, 1), (3, 1))),
+        (1, 4, ((1, 1, 1), (1, 1), (1, 1))),
+        (4, 4, ((3, 2, 1), (2, 1), (4, 1))),
+    ],
+)
+def test_three_virtual_workers_equal_the_interpreter(
+    tmp_path: Path, nm: int, staleness: int, in_flight: tuple[tuple[int, ...], ...]
+) -> None:
+    """Tied weights cut apart, dropout, frozen parameters; emulated, so that nobody is in step."""
+    network = Network(tied=True, dropout=True, frozen=True, norm=True)
+    plan = write_runnable(
+        tmp_path / "plan",
+        network,
+        cuts=((1, 3), (2,), (4,)),
+        in_flight=in_flight,
+        nm=nm,
+        staleness=staleness,
+        batches=9,
+        emulate=2.0,
+    )
+    result = hetpipe_run(tmp_path / "plan", tmp_path / "run", "--reproducible", "--steps", "14", timeout=120)
+    assert result.returncode == 0, result.stderr
+    torch.set_num_threads(1)
+    loaded = load_workload(tmp_path / "plan" / "model.py")
+    reference = interpret(plan, tmp_path / "plan", loaded, minibatches=14, seed=plan.seed, reproducible=True)
+    weights = load_file(tmp_path / "run" / "weights.safetensors")
+    for name, value in weights.items():
+        assert torch.equal(value, reference.weights[name]), name
+
+
 def test_the_log_shows_that_no_bound_is_broken(trained: Trained) -> None:
     forwards = events(trained.run, "forward")
     assert len(forwards) == 2 * 2 * 10

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
-from typing import Any
 
 import models
 import torch
@@ -35,7 +33,7 @@ def cluster_of(workers: int) -> Cluster:
     return Cluster.from_dict({"name": "kinds", "nodes": nodes, "network": "infiniband-fdr"})
 
 
-def compile_kind(name: str, folder: Path, most: int = 6) -> tuple[Path, LoadedWorkload, Plan]:
+def compile_kind(name: str, folder: Path, most: int = 4) -> tuple[Path, LoadedWorkload, Plan]:
     """A plan whose virtual workers cut the model at different places: in two stages at up to ``most``, in three at one."""
     loaded = load_workload(MODELS, {"name": name})
     compilation = Compilation(cluster_of(1), captured=capture(loaded))
@@ -64,28 +62,21 @@ def compile_kind(name: str, folder: Path, most: int = 6) -> tuple[Path, LoadedWo
     return folder, loaded, built.plan
 
 
-def _leaves(loaded: LoadedWorkload, dtype: torch.dtype | None) -> list[Any]:
-    leaves = pytree.tree_leaves(loaded.workload.example_batch())
-    floats = (dtype is not None and isinstance(v, torch.Tensor) and v.is_floating_point() for v in leaves)
-    return [v.to(dtype) if cast else copy.deepcopy(v) for v, cast in zip(leaves, floats, strict=True)]
-
-
-def eager(loaded: LoadedWorkload, dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
+def eager(loaded: LoadedWorkload) -> dict[str, torch.Tensor]:
     """Loss, gradients and buffers of the user's model itself."""
-    model = build_real(loaded, 0)
-    step = TrainingStep(loaded.workload, model, loaded.workload.example_batch()).train()
-    step = copy.deepcopy(step).to(dtype) if dtype is not None else step
+    batch = loaded.workload.example_batch()
+    step = TrainingStep(loaded.workload, build_real(loaded, 0), batch).train()
     torch.manual_seed(11)
-    loss = step(*(leaf for leaf in _leaves(loaded, dtype) if isinstance(leaf, torch.Tensor)))
+    loss = step(*(leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)))
     loss.backward()
     found = {"loss": loss.detach()}
     found |= {n: p.grad for n, p in step.model.named_parameters() if p.grad is not None}
     return found | {f"buffer {n}": b for n, b in step.model.named_buffers()}
 
 
-def chained(folder: Path, loaded: LoadedWorkload, dtype: torch.dtype | None, vw: int) -> dict[str, torch.Tensor]:
-    """The same of the emitted stages."""
-    chain = StageChain(folder, dtype, vw)
+def chained(folder: Path, loaded: LoadedWorkload, vw: int) -> dict[str, torch.Tensor]:
+    """The same of the emitted stages; buffers that no stage needs are left out."""
+    chain = StageChain(folder, None, vw)
     torch.manual_seed(11)
-    loss, gradients = chain.loss_and_gradients(_leaves(loaded, dtype))
+    loss, gradients = chain.loss_and_gradients(pytree.tree_leaves(loaded.workload.example_batch()))
     return {"loss": loss, **gradients, **{f"buffer {n}": b for n, b in chain.buffers().items()}}

@@ -1,0 +1,56 @@
+"""What hetpipe-compile is asked, and what it answers. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hetpipe_compiler.ir.plan import Plan
+    from hetpipe_compiler.verification.verify import Verification
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """How to plan.
+
+    Attributes:
+        policy: ``NP``, ``ED``, ``HD`` or the path of a groups file.
+        nm: Minibatches in flight; None: the smallest within 1 % of the best.
+        staleness: D, in clocks.
+        placement: ``local`` or ``round-robin``: where parameters live.
+        update_scale: Factor that the servers put on a pushed update; None: 1/N.
+        splits: Cuts by hand, one for each virtual worker or one for all.
+        seed: Makes the initial weights.
+        weights: Whether to write them.
+        verify: Whether to run the stages beside the model, and write no plan that computes something else.
+        profiles: Profile files of hetpipe-profile: measured times in place of estimates.
+        export_graph: Where to write the model as a profiled graph file; None: nowhere.
+        dump_after: Names of passes whose result goes to ``on_dump``.
+    """
+
+    policy: str = "ED"
+    nm: int | None = None
+    staleness: int = 0
+    placement: str = "local"
+    update_scale: float | None = None
+    splits: tuple[tuple[str | int, ...], ...] | None = None
+    seed: int = 0
+    weights: bool = True
+    verify: bool = False
+    profiles: tuple[Path, ...] = ()
+    export_graph: Path | None = None
+    dump_after: frozenset[str] = frozenset()
+    on_dump: Callable[[str, str], Any] = field(default=lambda _name, _text: None)
+    on_start: Callable[[str], Any] = field(default=lambda _name: None)
+
+
+@dataclass(frozen=True)
+class CompileResult:
+    """The plan, the seconds that each step took, and, if asked for, how far the stages are from the model."""
+
+    plan: Plan
+    seconds: dict[str, float]
+    verification: Verification | None = None

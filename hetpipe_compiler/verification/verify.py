@@ -1,0 +1,193 @@
+"""``--verify``: one training step of the written stages against one of the user's own model.
+
+1. The original runs on a batch of random values, with every random operator seeded on its own: loss, the gradient of every
+   parameter, every buffer afterwards.
+2. So do the stages, imported from the plan folder and chained by the plan's ports; a random operator gets the seed that it had
+   in the original.
+3. In float64 they may differ by 1e-9 of a value's size: they do the same arithmetic, but for the order in which gradients are
+   added. A model that cannot run in float64 is held to ten times what one ulp of its input changes, in float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from hetpipe_compiler.errors import WorkloadError
+from hetpipe_compiler.frontend.load import LoadedWorkload, user_line
+from hetpipe_compiler.ir.plan import Plan
+from hetpipe_compiler.verification.original import Original
+from hetpipe_compiler.verification.outcome import Difference, Outcome, largest_difference
+from hetpipe_compiler.verification.stages import WrittenStages
+
+#: Allowed in float64, relative to a value's size.
+ALLOWED_FLOAT64 = 1e-9
+#: Allowed in float32 where one ulp of the input changes nothing: a few roundings.
+_LEAST_FLOAT32 = 1e-6
+
+
+@dataclass(frozen=True)
+class Verification:
+    """A plan that has been run beside its model.
+
+    Attributes:
+        dtype: In which the two were compared.
+        difference: The largest.
+        allowed: What it may be.
+        note: Why not in float64.
+    """
+
+    dtype: str
+    difference: Difference
+    allowed: float
+    note: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return self.difference.relative <= self.allowed
+
+    def __str__(self) -> str:
+        note = f" ({self.note})" if self.note else ""
+        return (
+            f"verified in {self.dtype}: largest difference {self.difference.relative:.2g}"
+            f" ({self.difference.value}), allowed {self.allowed:.2g}{note}"
+        )
+
+
+class Verifier:
+    """Holds plans of one workload to its original, which runs once for all of them.
+
+    Args:
+        loaded: The workload.
+        model: Its model with real weights; it is used up (its dtype changes).
+        seed: For the batch and for random operators.
+
+    Raises:
+        WorkloadError: HP110 the model raises; HP122 its loss is not finite, or it has no values.
+    """
+
+    def __init__(self, loaded: LoadedWorkload, model: torch.nn.Module, seed: int = 0) -> None:
+        self._where = str(loaded.path)
+        if any(t.is_meta for t in (*model.parameters(), *model.buffers())):
+            raise WorkloadError(
+                "HP122",
+                "cannot be verified: Workload.model() builds a model without values (on the meta device)",
+                where=self._where,
+                hint="build it on the CPU, or leave out --verify",
+            )
+        self._seed = seed
+        self._original = Original(loaded, model, seed)
+        self._cache: dict[bool, Outcome] = {}
+        self._draws = 0
+        self._effect: float | None = None
+        self._note = ""
+        self._first = self._prepare(loaded)
+
+    def _prepare(self, loaded: LoadedWorkload) -> bool:
+        """Whether the original runs in float64; its outcome is kept."""
+        for wide in (True, False):
+            try:
+                self._original.widen(wide)
+                found = self._original.choose_batch()
+            except Exception as error:
+                if wide:
+                    self._note = f"the model does not run in float64: {_first_line(error)}"
+                    continue
+                raise WorkloadError(
+                    "HP110",
+                    f"the model or its loss raised {type(error).__name__}: {_first_line(error)}",
+                    where=user_line(error, loaded.path),
+                    hint="run one training step on the example in plain PyTorch",
+                ) from error
+            if not found.finite:
+                raise WorkloadError(
+                    "HP122",
+                    f"cannot be verified: the loss is {float(found.loss)} on the example",
+                    where=self._where,
+                    hint="give an example batch on which the freshly built model has a finite loss",
+                )
+            self._cache[wide], self._draws = found, self._original.draws
+            return wide
+        raise AssertionError
+
+    def verify(self, folder: Path, plan: Plan | None = None) -> Verification:
+        """Hold a plan folder to the original; all its virtual workers, each distinct partition once.
+
+        Raises:
+            WorkloadError: HP120 a value differs; HP121 the stages raise, or draw other random numbers.
+        """
+        plan = plan or Plan.load(folder)
+        workers = {tuple(s.module for s in w.stages): w.index for w in plan.virtual_workers}
+        found = [self._verify_worker(folder, plan, worker) for worker in workers.values()]
+        worst = max(found, key=lambda v: v.difference.relative / v.allowed)
+        if not worst.passed:
+            raise _refusal(worst, str(folder))
+        return worst
+
+    def _verify_worker(self, folder: Path, plan: Plan, worker: int) -> Verification:
+        note = self._note
+        if self._first:
+            try:
+                difference = self._difference(folder, plan, worker, wide=True)
+                if difference.relative <= ALLOWED_FLOAT64:
+                    return Verification("float64", difference, ALLOWED_FLOAT64)
+                note = f"float64 differs by {difference.relative:.2g} ({difference.value})"
+            except WorkloadError as error:
+                note = f"the stages do not run in float64: {error.message}"
+        # The graph may hold what the model would have chosen otherwise in float64: its own precision decides.
+        difference = self._difference(folder, plan, worker, wide=False)
+        return Verification("float32", difference, max(10 * self._ulp_effect(), _LEAST_FLOAT32), note)
+
+    def _difference(self, folder: Path, plan: Plan, worker: int, wide: bool) -> Difference:
+        expected = self._expected(wide)
+        try:
+            stages = WrittenStages(folder, plan, worker, self._original.tensors, wide)
+            found, draws = stages.run(self._original.leaves, self._seed)
+        except Exception as error:
+            raise WorkloadError(
+                "HP121",
+                f"the stages raised {type(error).__name__}: {_first_line(error)}",
+                where=self._where,
+                hint="please report this with your model; without --verify the plan is written all the same",
+            ) from error
+        if draws != self._draws:
+            return Difference("random numbers", float("inf"), f"{self._draws} in the model, {draws} in the stages")
+        return largest_difference(expected, _with_unread_buffers(expected, found, self._original))
+
+    def _expected(self, wide: bool) -> Outcome:
+        self._original.widen(wide)
+        if wide not in self._cache:
+            self._cache[wide] = self._original.run()
+        return self._cache[wide]
+
+    def _ulp_effect(self) -> float:
+        """What the smallest change of the input does to the original, in float32."""
+        if self._effect is None:
+            expected = self._expected(wide=False)
+            self._effect = largest_difference(expected, self._original.run_one_ulp_away()).relative
+        return self._effect
+
+
+def _with_unread_buffers(expected: Outcome, found: Outcome, original: Original) -> Outcome:
+    """No stage has a buffer that nothing reads: it stays what it was."""
+    absent = {n: original.tensors[n.removeprefix("buffer ")] for n in expected.values if n.startswith("buffer ")}
+    return Outcome({**absent, **found.values})
+
+
+def _refusal(found: Verification, folder: str) -> WorkloadError:
+    what = found.difference.what or f"differs by {found.difference.relative:.3g}"
+    note = f"; {found.note}" if found.note else ""
+    return WorkloadError(
+        "HP120",
+        f"the stages do not compute what the model computes: {found.difference.value}: {what},"
+        f" allowed {found.allowed:.2g} in {found.dtype}{note}",
+        where=folder,
+        hint="no plan is written; please report this with your model",
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(error).__name__

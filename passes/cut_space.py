@@ -1,0 +1,315 @@
+"""The cuts that a search may choose from, with costs for one group's devices: what the kernel of `sweep` reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numba
+import numpy as np
+
+from hetpipe_compiler.ir.blocks import BlockChain, FloatArray
+from hetpipe_compiler.passes.block_graph import BlockGraph, IntArray
+from hetpipe_compiler.passes.closed_sets import ClosedSets, Int32Array
+from hetpipe_compiler.passes.device_classes import DeviceClasses, Tails
+from hetpipe_compiler.passes.in_flight import InFlightRule
+from hetpipe_compiler.passes.stage_memory import MemoryRule, reserve_bytes
+from hetpipe_compiler.passes.sweep import (
+    Choices,
+    DeviceArrays,
+    MemoryArrays,
+    SetArrays,
+    TailArrays,
+    Walk,
+    least_bottleneck,
+    least_communication,
+    new_stages,
+    new_walk,
+)
+from hetpipe_compiler.passes.work_bound import work_bound
+
+#: Entries of R at most: 8 bytes each in the first sweep, 25 in the second.
+MAX_ENTRIES = 60_000_000
+#: The worth of all nodes, in whole units: sums are then exact, whatever the order.
+_UNITS = 1 << 40
+#: Bottlenecks closer than this are equal: sums in another order differ by as much.
+ROUNDING = 1e-12
+
+
+class OutOfBudgetError(Exception):
+    """A sweep was given up: too much work, or too much memory."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A plan: the blocks of each stage (ascending), its device class, and the objective that no stage exceeds.
+
+    Attributes:
+        moved_ms: Communication of all stages.
+        memory: Bytes of all stages.
+    """
+
+    stages: tuple[tuple[int, ...], ...]
+    classes: tuple[int, ...]
+    objective: float
+    moved_ms: float
+    memory: int
+
+
+@dataclass(frozen=True)
+class CutSpace:
+    """Closed sets of one graph, sorted by worth, with what stages between them cost on one group's devices.
+
+    Attributes:
+        worth: Per set, in units; ascending.
+        prices: Per device class.
+        lower_bound_ms: `work_bound`'s.
+        exact_stages: Plans have exactly so many stages; 0: any number.
+    """
+
+    graph: BlockGraph
+    sets: ClosedSets
+    arrays: SetArrays
+    devices: DeviceArrays
+    classes: DeviceClasses
+    tails: Tails
+    worth: IntArray
+    unit: float
+    prices: FloatArray
+    lower_bound_ms: float
+    rule: MemoryRule
+    whole_memory: bool
+    overlapped: bool
+    exact_stages: int
+    _scratch: dict[str, Walk] = field(default_factory=dict, repr=False)
+
+    def least_bottleneck(self, nm: int, rule: InFlightRule, cap: float, budget: int) -> tuple[float, int]:
+        """The least bottleneck within ``cap`` (infinite if none is), and the work done.
+
+        Raises:
+            OutOfBudgetError: Nothing is known.
+        """
+        return self._least_bottleneck(nm, rule, cap, budget, overflow=False)
+
+    def best_within(self, nm: int, rule: InFlightRule, bound: float, budget: int) -> tuple[Cut, int]:
+        """Among the plans within ``bound``, which must exist, the first in (communication, memory); and the work done.
+
+        Raises:
+            OutOfBudgetError: It was not found.
+        """
+        return self._best_within(nm, rule, bound, budget, overflow=False)
+
+    def least_overflow(self, nm: int, rule: InFlightRule) -> Cut | None:
+        """The plan whose worst stage exceeds its device's memory least; None if there is no plan at all."""
+        budget = 1 << 62
+        overflow, _ = self._least_bottleneck(nm, rule, np.inf, budget, overflow=True)
+        return self._best_within(nm, rule, overflow, budget, overflow=True)[0] if np.isfinite(overflow) else None
+
+    def _least_bottleneck(
+        self, nm: int, rule: InFlightRule, cap: float, budget: int, *, overflow: bool
+    ) -> tuple[float, int]:
+        tails, entries = self._tail_arrays(np.inf if overflow else cap)
+        memory = self._memory_arrays(nm, rule)
+        rest = np.full(entries, np.inf)
+        inputs = self._inputs(tails, memory)
+        least, work = least_bottleneck(*inputs, rest, self.exact_stages, cap, self.overlapped, overflow, budget)
+        if work > budget:
+            raise OutOfBudgetError
+        return float(least), int(work)
+
+    def _best_within(
+        self, nm: int, rule: InFlightRule, bound: float, budget: int, *, overflow: bool
+    ) -> tuple[Cut, int]:
+        tails, entries = self._tail_arrays(np.inf if overflow else bound)
+        memory = self._memory_arrays(nm, rule)
+        rest = Choices(
+            np.full(entries, np.inf),
+            np.zeros(entries, dtype=np.int64),
+            np.full(entries, -1, dtype=np.int32),
+            np.zeros(entries, dtype=np.int32),
+            np.zeros(entries, dtype=np.int8),
+        )
+        inputs = self._inputs(tails, memory)
+        root, end, out, moved_ms, held, work = least_communication(
+            *inputs, rest, self.exact_stages, bound, self.overlapped, overflow, budget
+        )
+        if work > budget:
+            raise OutOfBudgetError
+        ends, order = _follow(int(root), int(end), int(out), tails, rest)
+        stages, before = [], frozenset[int]()
+        for index in ends:
+            nodes = frozenset(self.sets.nodes(index))
+            stages.append(tuple(sorted(b for node in nodes - before for b in self.graph.members[node])))
+            before = nodes
+        classes = tuple(int(self.tails.first_class[tail]) for tail in order)
+        return Cut(tuple(stages), classes, float(bound), float(moved_ms), int(held)), int(work)
+
+    def _inputs(self, tails: TailArrays, memory: MemoryArrays) -> tuple[Any, ...]:
+        nodes, count = self.graph.arrays, len(self.sets)
+        if "walk" not in self._scratch:
+            self._scratch["walk"] = new_walk(count, len(self.graph), len(nodes.producer), len(nodes.item_bytes))
+        stages = new_stages(count, len(memory.in_flight), len(self.devices.ms_per_byte))
+        return self.arrays, nodes, tails, self.devices, memory, self._scratch["walk"], stages
+
+    def _tail_arrays(self, cap: float) -> tuple[TailArrays, int]:
+        """The windows of all tails for ``cap``, and the number of entries of R."""
+        tails, last = self.tails, len(self.sets) - 1
+        low, high = np.zeros(len(tails), dtype=np.int64), np.full(len(tails), last, dtype=np.int64)
+        if np.isfinite(cap) and self.unit > 0:
+            after, before = tails.after @ self.prices, tails.before @ self.prices
+            # Worth is rounded down to units node by node, so a set may lack a unit for each node.
+            slack = len(self.graph) + 2
+            low = np.searchsorted(self.worth, self.worth[-1] - np.ceil(after * cap / self.unit * (1 + 1e-9)) - slack)
+            high = np.searchsorted(self.worth, np.ceil(before * cap / self.unit * (1 + 1e-9)) + slack, side="right")
+            high = np.minimum(high, last)
+            low = np.minimum(low, high)
+        rest_low, rest_high = np.full(len(tails), last), np.full(len(tails), last + 1)
+        many = tails.starts[1:] > tails.starts[:-1]
+        if len(tails.successors):
+            rows = tails.starts[:-1][many]
+            rest_low[many] = np.minimum.reduceat(low[tails.successors], rows)
+            rest_high[many] = np.maximum(np.maximum.reduceat(high[tails.successors], rows), rest_low[many])
+        links = len(self.devices.ms_per_byte)
+        rest_at = np.zeros(len(tails) + 1, dtype=np.int64)
+        np.cumsum((rest_high - rest_low) * links, out=rest_at[1:])
+        if rest_at[-1] > MAX_ENTRIES:
+            raise OutOfBudgetError
+        by_class = np.argsort(tails.first_class, kind="stable")
+        starts = np.searchsorted(tails.first_class[by_class], np.arange(len(self.classes) + 1))
+        arrays = TailArrays(
+            tails.first_class, tails.stages, by_class, starts, tails.longer, low, high,
+            rest_low, rest_high, rest_at[:-1],
+        )  # fmt: skip
+        return arrays, int(rest_at[-1])
+
+    def _memory_arrays(self, nm: int, rule: InFlightRule) -> MemoryArrays:
+        counts = [rule.at_distance(distance, nm) for distance in range(int(self.tails.stages.max()))]
+        distinct = sorted({nm, 1, *counts})
+        slots = np.array([distinct.index(count) for count in counts], dtype=np.int64)
+        return MemoryArrays(
+            np.array(distinct, dtype=np.int64),
+            slots,
+            distinct.index(nm),
+            self.rule.optimizer_factor,
+            self.rule.own_sums,
+            self.whole_memory,
+        )
+
+
+def cut_space(
+    chain: BlockChain,
+    graph: BlockGraph,
+    sets: ClosedSets,
+    classes: DeviceClasses,
+    tails: Tails,
+    rule: MemoryRule,
+    *,
+    overlapped: bool = False,
+    exact_stages: int = 0,
+) -> CutSpace:
+    """The cuts at ``sets``, the closed sets of ``graph``."""
+    node_ms = {k.name: graph.node_ms(chain.forward_ms[k.name] + chain.backward_ms[k.name]) for k in classes.kinds}
+    bound = work_bound(np.stack([*node_ms.values()]), _counts(classes, [*node_ms]))
+    unit = float(bound.worth.sum()) / _UNITS
+    units = np.floor(bound.worth / unit).astype(np.int64) if unit > 0 else np.zeros(len(graph), dtype=np.int64)
+    rows = np.vstack([units, np.ones(len(graph), dtype=np.int64), graph.held])
+    sums = _integer_sums(sets.parent, sets.added, rows)
+    order = np.lexsort((np.arange(len(sets)), sums[1], sums[0]))
+    per_class = np.stack([node_ms[k.name] for k in classes.kinds])
+    compute_ms = np.ascontiguousarray(_float_sums(sets.parent, sets.added, per_class)[:, order])
+    sums = np.ascontiguousarray(sums[:, order])
+    sets = _reordered(sets, order)
+    arrays = SetArrays(
+        sets.words.view(np.uint8), sets.grow_starts, sets.grow_nodes, sets.grow_sets, compute_ms, sums[2:]
+    )
+    price = dict(zip(node_ms, bound.prices, strict=True))
+    return CutSpace(
+        graph=graph,
+        sets=sets,
+        arrays=arrays,
+        devices=_device_arrays(chain, classes),
+        classes=classes,
+        tails=tails,
+        worth=sums[0],
+        unit=unit,
+        prices=np.array([price[k.name] for k in classes.kinds]),
+        lower_bound_ms=bound.bottleneck_ms,
+        rule=rule,
+        whole_memory=chain.resident is None,
+        overlapped=overlapped,
+        exact_stages=exact_stages,
+    )
+
+
+def _counts(classes: DeviceClasses, kinds: list[str]) -> IntArray:
+    counts = np.zeros(len(kinds), dtype=np.int64)
+    for members in classes.members:
+        counts[kinds.index(members[0].kind.name)] += len(members)
+    return counts
+
+
+def _device_arrays(chain: BlockChain, classes: DeviceClasses) -> DeviceArrays:
+    links = classes.links
+    receives_over = np.zeros((len(classes), max(1, len(links))), dtype=np.bool_)
+    for a, b in zip(*np.nonzero(classes.link_between >= 0), strict=True):
+        receives_over[b, classes.link_between[a, b]] = True
+    return DeviceArrays(
+        available=np.array([k.memory_bytes - reserve_bytes(chain, k) for k in classes.kinds], dtype=np.int64),
+        ms_per_byte=np.array([1e-6 / link.bandwidth_gb_s for link in links] or [0.0]),
+        latency_ms=np.array([link.latency_us / 1e3 for link in links] or [0.0]),
+        link_between=classes.link_between,
+        receives_over=receives_over,
+    )
+
+
+def _follow(root: int, end: int, out: int, tails: TailArrays, rest: Choices) -> tuple[list[int], list[int]]:
+    """Per stage, the set where it ends and the tail that it begins."""
+    ends, order = [end], [root]
+    tail = root
+    while True:
+        low, high = int(tails.rest_low[tail]), int(tails.rest_high[tail])
+        at = int(tails.rest_at[tail]) + out * (high - low) + ends[-1] - low
+        tail = int(rest.following[at])
+        if tail < 0:
+            return ends, order
+        order.append(tail)
+        ends.append(int(rest.end[at]))
+        out = int(rest.out[at])
+
+
+def _reordered(sets: ClosedSets, order: IntArray) -> ClosedSets:
+    """The same sets, set ``order[i]`` now being set i."""
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    counts = np.diff(sets.grow_starts)[order]
+    starts = np.zeros(len(order) + 1, dtype=np.int64)
+    np.cumsum(counts, out=starts[1:])
+    pick = np.repeat(sets.grow_starts[:-1][order] - starts[:-1], counts) + np.arange(starts[-1])
+    parent = sets.parent[order]
+    return ClosedSets(
+        words=np.ascontiguousarray(sets.words[order]),
+        grow_starts=starts,
+        grow_nodes=sets.grow_nodes[pick],
+        grow_sets=np.where(sets.grow_sets[pick] >= 0, place[sets.grow_sets[pick]], -1).astype(np.int32),
+        parent=np.where(parent >= 0, place[parent], -1).astype(np.int32),
+        added=sets.added[order],
+    )
+
+
+@numba.njit(cache=True)
+def _integer_sums(parent: Int32Array, added: Int32Array, rows: IntArray) -> IntArray:
+    """Per row and set, the sum over the set's nodes. A set's parent comes before it."""
+    sums = np.zeros((rows.shape[0], parent.shape[0]), dtype=np.int64)
+    for index in range(1, parent.shape[0]):
+        for row in range(rows.shape[0]):
+            sums[row, index] = sums[row, parent[index]] + rows[row, added[index]]
+    return sums
+
+
+@numba.njit(cache=True)
+def _float_sums(parent: Int32Array, added: Int32Array, rows: FloatArray) -> FloatArray:
+    sums = np.zeros((rows.shape[0], parent.shape[0]))
+    for index in range(1, parent.shape[0]):
+        for row in range(rows.shape[0]):
+            sums[row, index] = sums[row, parent[index]] + rows[row, added[index]]
+    return sums

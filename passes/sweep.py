@@ -1,0 +1,570 @@
+"""The kernel of the partition search: one sweep over closed sets, from the last stage to the first.
+
+A *tail* is the rest of a pipeline: the devices it uses and the class of its first stage (`device_classes.Tails`); l is
+the link over which that stage receives, I the closed set of nodes before it. With t' what follows t::
+
+    V[t, l, I] = min over J > I, t' of  max( T_a(J \\ I, l, link(a, class of t')),  R[t, link(a, class of t'), J] )
+    R[t, l, J] = min over t' that can follow t over l of V[t', l, J]
+
+T_a is the stage's time on a device of class a, infinite where memory is exceeded. A first sweep finds the least
+bottleneck; a second one of the same shape, within that bound, the least (communication, memory). Only R is stored, and
+only where prices of devices (`work_bound`) leave a plan within the cap possible: an interval of the sets, which are
+sorted by worth.
+
+From each I the sets J are reached by a depth-first walk that adds a node at a time and keeps the stage's sums up to
+date. Computation only grows along the walk, so it turns back where no class can compute the stage within the cap.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from hetpipe_compiler.ir.blocks import FloatArray
+from hetpipe_compiler.passes.block_graph import IntArray, NodeArrays
+from hetpipe_compiler.passes.closed_sets import Int32Array
+
+BoolArray = npt.NDArray[np.bool_]
+ByteArray = npt.NDArray[np.int8]
+
+
+class SetArrays(NamedTuple):
+    """Closed sets in order of worth.
+
+    Attributes:
+        inside: ``[set, byte]`` bits of its nodes, little end first.
+        compute_ms: ``[class, set]``.
+        held: ``[category, set]``: bytes that single nodes hold.
+    """
+
+    inside: npt.NDArray[np.uint8]
+    grow_starts: IntArray
+    grow_nodes: Int32Array
+    grow_sets: Int32Array
+    compute_ms: FloatArray
+    held: IntArray
+
+
+class TailArrays(NamedTuple):
+    """Tails, with the sets where each may begin.
+
+    Attributes:
+        by_class: Tails grouped by ``first_class``: those of class a are ``by_class[class_starts[a]:class_starts[a + 1]]``.
+        longer: ``[tail, class]``: the tail made by a stage of that class before it, -1 where there is none.
+        low, high: First and last + 1 set before the tail.
+        rest_low, rest_high: The same for what follows its first stage; ``rest_at``: where R of the tail is stored.
+    """
+
+    first_class: IntArray
+    stages: IntArray
+    by_class: IntArray
+    class_starts: IntArray
+    longer: IntArray
+    low: IntArray
+    high: IntArray
+    rest_low: IntArray
+    rest_high: IntArray
+    rest_at: IntArray
+
+
+class DeviceArrays(NamedTuple):
+    """Per class the ``available`` bytes; per link its figures; which links join which classes."""
+
+    available: IntArray
+    ms_per_byte: FloatArray
+    latency_ms: FloatArray
+    link_between: IntArray
+    receives_over: BoolArray
+
+
+class MemoryArrays(NamedTuple):
+    """The memory formula.
+
+    Attributes:
+        in_flight: Distinct counts, ascending; ``slot_of`` a tail's length, and ``first_slot`` of a first stage.
+        optimizer_factor, own_sums: As in `stage_memory.MemoryRule`.
+        whole: Whether the formula applies; else the held bytes are all.
+    """
+
+    in_flight: IntArray
+    slot_of: IntArray
+    first_slot: int
+    optimizer_factor: float
+    own_sums: int
+    whole: bool
+
+
+class Choices(NamedTuple):
+    """What the second sweep stores per entry of R: communication, memory, the tail that follows, and its own choice."""
+
+    moved_ms: FloatArray
+    memory: IntArray
+    following: Int32Array
+    end: Int32Array
+    out: ByteArray
+
+
+class Walk(NamedTuple):
+    """Scratch of the walk, and what it found: per reached set the stage's sums.
+
+    Attributes:
+        sums: ``[entry, :]``: received, returned, sent back, parameters, frozen, saved.
+    """
+
+    stamp: IntArray
+    path_set: IntArray
+    path_next: IntArray
+    path_node: IntArray
+    inside: BoolArray
+    value_readers: IntArray
+    item_holders: IntArray
+    reached: IntArray
+    sums: IntArray
+
+
+def new_walk(sets: int, nodes: int, values: int, items: int) -> Walk:
+    """Scratch for a graph of this size."""
+    return Walk(
+        np.full(sets, -1, dtype=np.int64),
+        *(np.zeros(nodes + 2, dtype=np.int64) for _ in range(3)),
+        np.zeros(nodes, dtype=np.bool_),
+        np.zeros(values, dtype=np.int64),
+        np.zeros(items, dtype=np.int64),
+        np.zeros(sets, dtype=np.int64),
+        np.zeros((sets, 6), dtype=np.int64),
+    )
+
+
+@numba.njit(cache=True)
+def _add(node: int, sign: int, nodes: NodeArrays, walk: Walk, now: IntArray) -> None:
+    """Add ``node`` to the stage (sign 1), or take the node added last away again (-1)."""
+    for at in range(nodes.read_starts[node], nodes.read_starts[node + 1]):
+        value = nodes.reads[at]
+        before = walk.value_readers[value] + (0 if sign > 0 else -1)
+        walk.value_readers[value] += sign
+        if walk.inside[nodes.producer[value]]:
+            if before == 0:
+                now[0] += sign * nodes.forward_bytes[value]
+                now[2] += sign * nodes.backward_bytes[value]
+        elif before + 1 == nodes.readers[value]:
+            now[1] -= sign * nodes.backward_bytes[value]
+    for at in range(nodes.made_starts[node], nodes.made_starts[node + 1]):
+        now[1] += sign * nodes.backward_bytes[nodes.made[at]]
+    for at in range(nodes.item_starts[node], nodes.item_starts[node + 1]):
+        item = nodes.items[at]
+        before = walk.item_holders[item] + (0 if sign > 0 else -1)
+        walk.item_holders[item] += sign
+        if before == 0:
+            now[3 + nodes.item_category[item]] += sign * nodes.item_bytes[item]
+
+
+@numba.njit(cache=True)
+def _total(sums: IntArray, in_flight: int, memory: MemoryArrays) -> int:
+    """Memory of a stage without the reserve: `stage_memory`'s formula."""
+    if not memory.whole:
+        return sums[4]
+    parameters = sums[3]
+    total = parameters * (2 + memory.own_sums) + np.int64(np.ceil(parameters * memory.optimizer_factor))
+    if in_flight > 1:
+        total += parameters * in_flight
+    total += sums[4] + (sums[5] + sums[0]) * in_flight
+    return total + sums[1] + sums[2]
+
+
+@numba.njit(cache=True)
+def _reach(
+    start: int,
+    sets: SetArrays,
+    nodes: NodeArrays,
+    memory: MemoryArrays,
+    most_available: int,
+    usable: BoolArray,
+    cap: float,
+    useful: BoolArray,
+    walk: Walk,
+) -> tuple[int, int]:
+    """All useful sets above ``start`` whose stage some class can compute within ``cap``: (how many, steps walked)."""
+    for node in range(walk.inside.shape[0]):
+        walk.inside[node] = (sets.inside[start, node >> 3] >> (node & 7)) & 1
+    now = np.zeros(6, dtype=np.int64)
+    floor = np.zeros(6, dtype=np.int64)
+    count, steps, depth = 0, 0, 0
+    walk.stamp[start] = start
+    walk.path_set[0], walk.path_next[0] = start, sets.grow_starts[start]
+    while depth >= 0:
+        at = walk.path_next[depth]
+        if at == sets.grow_starts[walk.path_set[depth] + 1]:
+            if depth > 0:
+                _add(walk.path_node[depth], -1, nodes, walk, now)
+            depth -= 1
+            continue
+        walk.path_next[depth] += 1
+        reached = sets.grow_sets[at]
+        if reached < 0 or walk.stamp[reached] == start:
+            continue
+        walk.stamp[reached] = start
+        steps += 1
+        within = False
+        for a in range(usable.shape[0]):
+            if usable[a] and sets.compute_ms[a, reached] - sets.compute_ms[a, start] <= cap:
+                within = True
+        if not within:
+            continue
+        node = sets.grow_nodes[at]
+        _add(node, 1, nodes, walk, now)
+        for category in range(3):
+            floor[3 + category] = now[3 + category] + sets.held[category, reached] - sets.held[category, start]
+        if _total(floor, 1, memory) > most_available:
+            _add(node, -1, nodes, walk, now)
+            continue
+        depth += 1
+        walk.path_set[depth], walk.path_next[depth] = reached, sets.grow_starts[reached]
+        walk.path_node[depth] = node
+        if useful[reached]:
+            walk.reached[count] = reached
+            walk.sums[count, :3] = now[:3]
+            walk.sums[count, 3:] = floor[3:]
+            count += 1
+    return count, steps
+
+
+@numba.njit(cache=True, inline="always")
+def _transfer_ms(n_bytes: int, ms_per_byte: float, latency_ms: float) -> float:
+    return n_bytes * ms_per_byte + latency_ms if n_bytes > 0 else 0.0
+
+
+class Stages(NamedTuple):
+    """Scratch: the stages that begin at one set, on one class.
+
+    Attributes:
+        slots: How many of the in-flight counts fit.
+        total: ``[slot, stage]`` bytes.
+        into_ms, out_ms: ``[link, stage]``.
+    """
+
+    end: IntArray
+    compute_ms: FloatArray
+    slots: IntArray
+    total: IntArray
+    into_ms: FloatArray
+    out_ms: FloatArray
+
+
+def new_stages(sets: int, slots: int, links: int) -> Stages:
+    """Scratch for so many sets, in-flight counts and links."""
+    return Stages(
+        np.zeros(sets, dtype=np.int64),
+        np.zeros(sets),
+        np.zeros(sets, dtype=np.int64),
+        np.zeros((slots, sets), dtype=np.int64),
+        np.zeros((links, sets)),
+        np.zeros((links, sets)),
+    )
+
+
+@numba.njit(cache=True)
+def _on_class(
+    a: int,
+    start: int,
+    count: int,
+    sets: SetArrays,
+    devices: DeviceArrays,
+    memory: MemoryArrays,
+    cap: float,
+    overflow: bool,
+    walk: Walk,
+    stages: Stages,
+) -> int:
+    """Cost the reached stages on class ``a``; keeps those within the cap that fit with some in-flight count."""
+    kept = 0
+    for entry in range(count):
+        end = walk.reached[entry]
+        compute = sets.compute_ms[a, end] - sets.compute_ms[a, start]
+        if compute > cap:
+            continue
+        sums = walk.sums[entry]
+        slots = 0
+        for slot in range(memory.in_flight.shape[0]):
+            total = _total(sums, memory.in_flight[slot], memory)
+            stages.total[slot, kept] = total
+            if overflow or total <= devices.available[a]:
+                slots = slot + 1
+        if slots == 0:
+            continue
+        stages.end[kept], stages.compute_ms[kept], stages.slots[kept] = end, compute, slots
+        for link in range(devices.ms_per_byte.shape[0]):
+            stages.into_ms[link, kept] = _transfer_ms(sums[0], devices.ms_per_byte[link], devices.latency_ms[link])
+            stages.out_ms[link, kept] = _transfer_ms(sums[1], devices.ms_per_byte[link], devices.latency_ms[link])
+        kept += 1
+    return kept
+
+
+@numba.njit(cache=True, inline="always")
+def _stage_ms(compute: float, transfers: float, overlapped: bool) -> float:
+    return max(compute, transfers) if overlapped else compute + transfers
+
+
+@numba.njit(cache=True)
+def _least_time(
+    tail: int,
+    slot: int,
+    kept: int,
+    tails: TailArrays,
+    stages: Stages,
+    available: int,
+    rest: FloatArray,
+    cap: float,
+    overlapped: bool,
+    overflow: bool,
+    best: FloatArray,
+) -> None:
+    """``best[l]`` = V[tail, l, the set where ``stages`` begin], for the links whose ``best`` is not -infinite."""
+    low, size, base = tails.rest_low[tail], tails.rest_high[tail] - tails.rest_low[tail], tails.rest_at[tail]
+    for s in range(kept):
+        at = stages.end[s] - low
+        if stages.slots[s] <= slot or at < 0 or at >= size:
+            continue
+        for out in range(best.shape[0]):
+            after = rest[base + out * size + at]
+            if after == np.inf:
+                continue
+            for into in range(best.shape[0]):
+                if overflow:
+                    mine = float(stages.total[slot, s] - available)
+                else:
+                    transfers = stages.into_ms[into, s] + stages.out_ms[out, s]
+                    mine = _stage_ms(stages.compute_ms[s], transfers, overlapped)
+                reached = max(mine, after)
+                if reached <= cap and reached < best[into]:
+                    best[into] = reached
+
+
+@numba.njit(cache=True)
+def _open(best: FloatArray, start: int, receives_over: BoolArray) -> None:
+    """Reset ``best``: infinite for the links over which a stage may receive, else closed (-infinite)."""
+    for into in range(best.shape[0]):
+        best[into] = np.inf if (receives_over[into] if start > 0 else into == 0) else -np.inf
+
+
+@numba.njit(cache=True)
+def least_bottleneck(
+    sets: SetArrays,
+    nodes: NodeArrays,
+    tails: TailArrays,
+    devices: DeviceArrays,
+    memory: MemoryArrays,
+    walk: Walk,
+    stages: Stages,
+    rest: FloatArray,
+    exact_stages: int,
+    cap: float,
+    overlapped: bool,
+    overflow: bool,
+    budget: int,
+) -> tuple[float, int]:
+    """The least bottleneck of a plan within ``cap``, infinite if there is none; and the work done.
+
+    Args:
+        rest: R, filled with infinity.
+        exact_stages: Only pipelines with so many stages count; 0: any.
+        overflow: A stage's objective is the bytes by which it exceeds its device, and memory is no constraint.
+        budget: Gives up (work > budget, the result means nothing) when it is spent.
+    """
+    last = sets.held.shape[1] - 1
+    useful, usable = np.zeros(last + 1, dtype=np.bool_), np.zeros(devices.available.shape[0], dtype=np.bool_)
+    useful[last] = True
+    best = np.empty(devices.ms_per_byte.shape[0])
+    most_available = np.int64(2) ** 62 if overflow else devices.available.max()
+    answer, work = np.inf, 0
+    walk.stamp[:] = -1
+    for t in range(tails.stages.shape[0]):
+        if tails.stages[t] == 1:
+            rest[tails.rest_at[t] + last - tails.rest_low[t]] = -np.inf
+    for start in range(last - 1, -1, -1):
+        some = False
+        for a in range(usable.shape[0]):
+            usable[a] = False
+            for t in tails.by_class[tails.class_starts[a] : tails.class_starts[a + 1]]:
+                if tails.low[t] <= start < tails.high[t]:
+                    usable[a] = some = True
+                    break
+        if not some:
+            continue
+        limit = np.inf if overflow else cap
+        count, steps = _reach(start, sets, nodes, memory, most_available, usable, limit, useful, walk)
+        work += 4 * steps
+        if count == 0:
+            continue
+        for a in range(usable.shape[0]):
+            if not usable[a]:
+                continue
+            kept = _on_class(a, start, count, sets, devices, memory, limit, overflow, walk, stages)
+            if kept == 0:
+                continue
+            for t in tails.by_class[tails.class_starts[a] : tails.class_starts[a + 1]]:
+                if not tails.low[t] <= start < tails.high[t]:
+                    continue
+                length = tails.stages[t]
+                slot = memory.slot_of[length - 1] if start > 0 or length == 1 else memory.first_slot
+                _open(best, start, devices.receives_over[a])
+                _least_time(
+                    t, slot, kept, tails, stages, devices.available[a], rest, cap, overlapped, overflow, best
+                )
+                work += kept
+                if start == 0:
+                    if exact_stages in (0, length):
+                        answer = min(answer, best[0])
+                    continue
+                for b in range(usable.shape[0]):
+                    longer = tails.longer[t, b]
+                    if longer < 0:
+                        continue
+                    link = devices.link_between[b, a]
+                    low, high = tails.rest_low[longer], tails.rest_high[longer]
+                    if best[link] < np.inf and low <= start < high:
+                        at = tails.rest_at[longer] + link * (high - low) + start - low
+                        rest[at] = min(rest[at], best[link])
+                        useful[start] = True
+        if work > budget:
+            break
+    return answer, work
+
+
+@numba.njit(cache=True)
+def _least_moved(
+    tail: int,
+    slot: int,
+    kept: int,
+    tails: TailArrays,
+    stages: Stages,
+    available: int,
+    rest: Choices,
+    bound: float,
+    overlapped: bool,
+    overflow: bool,
+    best: Choices,
+) -> None:
+    """``best[l]``: least (communication, memory) of the tail over link l, for links whose ``moved_ms`` is infinite."""
+    low, size, base = tails.rest_low[tail], tails.rest_high[tail] - tails.rest_low[tail], tails.rest_at[tail]
+    for s in range(kept):
+        at = stages.end[s] - low
+        if stages.slots[s] <= slot or at < 0 or at >= size:
+            continue
+        for out in range(best.moved_ms.shape[0]):
+            after = rest.moved_ms[base + out * size + at]
+            if after == np.inf:
+                continue
+            held = stages.total[slot, s] + rest.memory[base + out * size + at]
+            for into in range(best.moved_ms.shape[0]):
+                transfers = stages.into_ms[into, s] + stages.out_ms[out, s]
+                if overflow:
+                    mine = float(stages.total[slot, s] - available)
+                else:
+                    mine = _stage_ms(stages.compute_ms[s], transfers, overlapped)
+                moved = transfers + after
+                if mine > bound or moved > best.moved_ms[into]:
+                    continue
+                if moved < best.moved_ms[into] or held < best.memory[into]:
+                    best.moved_ms[into], best.memory[into] = moved, held
+                    best.end[into], best.out[into] = stages.end[s], out
+
+
+@numba.njit(cache=True)
+def least_communication(
+    sets: SetArrays,
+    nodes: NodeArrays,
+    tails: TailArrays,
+    devices: DeviceArrays,
+    memory: MemoryArrays,
+    walk: Walk,
+    stages: Stages,
+    rest: Choices,
+    exact_stages: int,
+    bound: float,
+    overlapped: bool,
+    overflow: bool,
+    budget: int,
+) -> tuple[int, int, int, float, int, int]:
+    """Among plans whose every stage's objective is at most ``bound``: least (communication ms, memory, order).
+
+    ``rest.moved_ms`` is infinite on entry. Returns the tail that is the whole plan, where its first stage ends, the
+    link that follows, its communication and memory, and the work done (more than ``budget``: given up). The rest of the plan stands in ``rest``.
+    """
+    last = sets.held.shape[1] - 1
+    useful, usable = np.zeros(last + 1, dtype=np.bool_), np.zeros(devices.available.shape[0], dtype=np.bool_)
+    useful[last] = True
+    links = devices.ms_per_byte.shape[0]
+    best = Choices(
+        np.empty(links),
+        np.empty(links, dtype=np.int64),
+        np.empty(links, dtype=np.int32),
+        np.empty(links, dtype=np.int32),
+        np.empty(links, dtype=np.int8),
+    )
+    most_available = np.int64(2) ** 62 if overflow else devices.available.max()
+    root, root_end, root_out, root_moved, root_memory, work = -1, -1, -1, np.inf, 0, 0
+    walk.stamp[:] = -1
+    for t in range(tails.stages.shape[0]):
+        if tails.stages[t] == 1:
+            at = tails.rest_at[t] + last - tails.rest_low[t]
+            rest.moved_ms[at], rest.memory[at], rest.following[at] = 0.0, 0, -1
+    for start in range(last - 1, -1, -1):
+        some = False
+        for a in range(usable.shape[0]):
+            usable[a] = False
+            for t in tails.by_class[tails.class_starts[a] : tails.class_starts[a + 1]]:
+                if tails.low[t] <= start < tails.high[t]:
+                    usable[a] = some = True
+                    break
+        if not some:
+            continue
+        limit = np.inf if overflow else bound
+        count, steps = _reach(start, sets, nodes, memory, most_available, usable, limit, useful, walk)
+        work += 4 * steps
+        if count == 0:
+            continue
+        for a in range(usable.shape[0]):
+            if not usable[a]:
+                continue
+            kept = _on_class(a, start, count, sets, devices, memory, limit, overflow, walk, stages)
+            if kept == 0:
+                continue
+            for t in tails.by_class[tails.class_starts[a] : tails.class_starts[a + 1]]:
+                if not tails.low[t] <= start < tails.high[t]:
+                    continue
+                length = tails.stages[t]
+                slot = memory.slot_of[length - 1] if start > 0 or length == 1 else memory.first_slot
+                _open(best.moved_ms, start, devices.receives_over[a])
+                best.memory[:] = np.int64(2) ** 62
+                _least_moved(
+                    t, slot, kept, tails, stages, devices.available[a], rest, bound, overlapped, overflow, best
+                )
+                work += kept
+                if start == 0:
+                    moved, held = best.moved_ms[0], best.memory[0]
+                    if exact_stages in (0, length) and (
+                        moved < root_moved or (moved == root_moved and moved < np.inf and held < root_memory)
+                    ):
+                        root, root_end, root_out, root_moved, root_memory = t, best.end[0], best.out[0], moved, held
+                    continue
+                for b in range(usable.shape[0]):
+                    longer = tails.longer[t, b]
+                    if longer < 0:
+                        continue
+                    link = devices.link_between[b, a]
+                    low, high = tails.rest_low[longer], tails.rest_high[longer]
+                    if best.moved_ms[link] == np.inf or not low <= start < high:
+                        continue
+                    at = tails.rest_at[longer] + link * (high - low) + start - low
+                    if best.moved_ms[link] < rest.moved_ms[at] or (
+                        best.moved_ms[link] == rest.moved_ms[at] and best.memory[link] < rest.memory[at]
+                    ):
+                        rest.moved_ms[at], rest.memory[at] = best.moved_ms[link], best.memory[link]
+                        rest.following[at], rest.end[at], rest.out[at] = t, best.end[link], best.out[link]
+                        useful[start] = True
+        if work > budget:
+            break
+    return root, root_end, root_out, root_moved, root_memory, work

@@ -1,0 +1,57 @@
+"""Graphs of dnn-partitioning as graph files: a stage must cost what their definition of a device's load gives."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from converters import DATA, load
+
+from hetpipe_compiler.frontend.profiled_graph import graph_chain, parse_profiled_graph
+from hetpipe_compiler.passes.merge_blocks import contract_colocated
+from hetpipe_compiler.passes.chain_tables import chain_tables
+
+FILES = sorted((DATA / "dnn-partitioning").glob("*.json"))
+needs_data = pytest.mark.skipif(not FILES, reason="the public profiles are not here")
+
+
+def _load_ms(content, ours):
+    """Their definition (the README of the data): latencies, outside producers once, own nodes that feed others once."""
+    total = sum(node["fpgaLatency"] for node in content["nodes"] if node["id"] in ours)
+    enter = {
+        edge["sourceId"]: edge["cost"]
+        for edge in content["edges"]
+        if edge["sourceId"] not in ours and edge["destId"] in ours
+    }
+    leave = {
+        edge["sourceId"]: edge["cost"]
+        for edge in content["edges"]
+        if edge["sourceId"] in ours and edge["destId"] not in ours
+    }
+    return total + sum(enter.values()) + sum(leave.values())
+
+
+@needs_data
+@pytest.mark.parametrize("path", FILES or [None], ids=lambda path: getattr(path, "stem", "none"))
+def test_a_stage_costs_what_their_load_says(path):
+    convert = load("convert_dnn_partitioning")
+    content = json.loads(path.read_text())
+    chain = contract_colocated(graph_chain(parse_profiled_graph(convert.convert(content, "g")), ["k"]))
+    tables = chain_tables(chain)
+    times_ms = tables.forward_ms["k"] + tables.backward_ms["k"]
+    # A forward node brings along the backward nodes of its class.
+    backward = {}
+    for node in content["nodes"]:
+        if node.get("isBackwardNode"):
+            backward.setdefault(node["colorClass"], set()).add(node["id"])
+    color = {node["id"]: node.get("colorClass") for node in content["nodes"]}
+    rng = random.Random(0)
+    for _ in range(20):
+        lo, hi = sorted(rng.sample(range(len(chain) + 1), 2))
+        forward = {int(name) for block in chain.blocks[lo:hi] for name in block.nodes}
+        ours = forward.union(*(backward.get(color[node], set()) for node in forward))
+        link_ms = (tables.received[lo, hi] + tables.returned[lo, hi]) / (convert.BANDWIDTH_GB_S * 1e6)
+        assert times_ms[hi] - times_ms[lo] + link_ms == pytest.approx(_load_ms(content, ours), rel=1e-9, abs=1e-9)
+        size = sum(node["size"] for node in content["nodes"] if node["id"] in ours)
+        assert tables.resident[lo, hi] == pytest.approx(size, abs=len(ours))

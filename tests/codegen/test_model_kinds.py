@@ -1,0 +1,109 @@
+"""Models of every awkward kind: their stages compute what they compute, wherever they are cut; or they are refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import models
+import pytest
+import torch
+from kinds import MODELS, chained, compile_kind, eager
+
+from hetpipe_compiler.errors import WorkloadError
+from hetpipe_compiler.frontend.capture import capture
+from hetpipe_compiler.frontend.load import load_workload
+from hetpipe_compiler.passes.annotate_cost import count_costs
+from hetpipe_compiler.passes.normalize import normalize
+
+#: Their arithmetic is in these dtypes on purpose; all others are compared in float64.
+LOW_PRECISION = ("MixedDtype", "Autocast")
+
+
+@pytest.fixture(autouse=True)
+def _float64(request: pytest.FixtureRequest) -> Iterator[None]:
+    name = request.node.callspec.params.get("name") if hasattr(request.node, "callspec") else None
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32 if name in LOW_PRECISION else torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("name", models.KINDS)
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_stages_compute_what_the_model_computes(name: str, tmp_path: Path) -> None:
+    folder, loaded, plan = compile_kind(name, tmp_path / "out")
+    expected = eager(loaded)
+    idle = {f"buffer {b.name}" for b in plan.buffers} - {
+        f"buffer {n}" for s in plan.virtual_workers[0].stages for n in s.buffers
+    }
+    assert max(len(w.stages) for w in plan.virtual_workers) > 1
+    for worker in plan.virtual_workers:
+        found = chained(folder, loaded, worker.index)
+        cut = [stage.blocks for stage in worker.stages]
+        assert found.keys() == expected.keys() - idle, cut
+        for key, value in found.items():
+            difference = (value.double() - expected[key].double()).abs().max().item()
+            assert difference <= 1e-9 * (1 + expected[key].double().abs().max().item()), f"{key}, cut {cut}"
+
+
+@pytest.mark.parametrize("name", ["BNConvNet", "NoGrad", "CalledTwice", "BufferWrites"])
+def test_the_plan_says_which_buffers_change(name: str, tmp_path: Path) -> None:
+    _, loaded, plan = compile_kind(name, tmp_path / "out", most=1)
+    assert plan.buffers
+    before = {n: b.clone() for n, b in loaded.workload.model().named_buffers()}
+    after = {k.removeprefix("buffer "): v for k, v in eager(loaded).items() if k.startswith("buffer ")}
+    assert {b.name for b in plan.buffers if b.mutated} == {n for n in before if not torch.equal(before[n], after[n])}
+
+
+EXPECTED = {
+    "BranchOnValue": ("HP111", "data-dependent"),
+    "Condition": ("HP112", "cond"),
+    "Counter": ("HP113", "'calls' from call to call (0, then 1)"),
+    "PlainState": ("HP113", "'plain'"),
+    "BooleanIndex": ("HP114", "aten.index.Tensor"),
+    "ItemInForward": ("HP114", "aten.item.default"),
+    "WritesParameter": ("HP117", "'a.weight'"),
+    "WritesParameterView": ("HP117", "'a.weight'"),
+    "CumulativeNorm": ("HP111", "data-dependent"),
+    "KeepsLast": ("HP113", "'last'"),
+    "Resized": ("HP113", "'grown'"),
+    "Keyword": ("HP118", "keyword"),
+    "SharedMemory": ("HP116", "'a.weight' share memory"),
+    "DetachedLoss": ("HP108", "no trainable parameter"),
+    "WrongShape": ("HP110", "cannot be multiplied"),
+    "NoScalar": ("HP107", "tensor of shape (batch, 5)"),
+    "NoLoss": ("HP107", "returned tuple without a loss"),
+    "Frozen": ("HP108", "no trainable parameter"),
+    "TooManyTargets": ("HP106", "targets=3"),
+    "MissingKey": ("HP106", "target 'label'"),
+}
+
+
+@pytest.mark.parametrize("name", models.REFUSED)
+def test_what_cannot_be_kept_is_refused_at_its_line(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(WorkloadError) as caught:
+        count_costs(normalize(capture(load_workload(MODELS, {"name": name}))))
+    code, part = EXPECTED[name]
+    assert caught.value.code == code
+    assert part in caught.value.message
+    line = _marked_line(name, code)
+    if line is not None:
+        assert str(caught.value.where).endswith(f"models.py:{line}")
+    printed = capfd.readouterr()
+    assert printed.out + printed.err == "", "export's own words must not reach the terminal"
+
+
+def _marked_line(name: str, code: str) -> int | None:
+    """The line of the class that carries ``# HPnnn``."""
+    lines = MODELS.read_text().splitlines()
+    start = next((at for at, line in enumerate(lines) if re.match(rf"class {name}\b", line)), None)
+    if start is None:
+        return None
+    for at, line in enumerate(lines[start + 1 :], start + 2):
+        if line.startswith("class "):
+            return None
+        if line.endswith(f"# {code}"):
+            return at
+    return None
