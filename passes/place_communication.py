@@ -25,8 +25,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from hetpipe_compiler.errors import ArtifactError
-from hetpipe_compiler.ir.schedule import Instruction, Op, StageProgram
+from hetpipe_compiler.ir.schedule import MESSAGE_OPS, Instruction, Op, StageProgram
 from hetpipe_compiler.passes.simulate.costs import PipelineCosts
 
 _RECEIVE = {Op.SEND_ACTIVATIONS: Op.RECEIVE_ACTIVATIONS, Op.SEND_GRADIENTS: Op.RECEIVE_GRADIENTS}
@@ -37,6 +39,30 @@ def stage_instructions(
 ) -> Iterator[Instruction]:
     """The complete program of one stage, messages included, for a run of ``minibatches``."""
     return (instruction for s, instruction in global_order(programs, costs, minibatches) if s == stage)
+
+
+def buffered_instructions(
+    programs: Sequence[StageProgram], costs: PipelineCosts, minibatches: int, stage: int
+) -> Iterator[Instruction]:
+    """The same program for a transport whose sends return at once: each send straight after what makes its values, each
+    receive right before what reads them.
+
+    No stage then waits to hand something over, and none can deadlock: a receive waits only for a computation that comes
+    earlier in `global_order`. Per pair of stages and kind the messages keep their order.
+    """
+    sends = {
+        Op.FORWARD: [(Op.SEND_ACTIVATIONS, int(j)) for j in np.flatnonzero(~np.isnan(costs.activation_ms[stage]))],
+        Op.BACKWARD: [(Op.SEND_GRADIENTS, int(j)) for j in np.flatnonzero(~np.isnan(costs.gradient_ms[stage]))],
+    }
+    consumer = {Op.RECEIVE_ACTIVATIONS: Op.FORWARD, Op.RECEIVE_GRADIENTS: Op.BACKWARD}
+    held: dict[tuple[Op, int], list[Instruction]] = {}
+    for instruction in stage_instructions(programs, costs, minibatches, stage):
+        if instruction.op in consumer:
+            held.setdefault((consumer[instruction.op], instruction.index), []).append(instruction)
+        elif instruction.op not in MESSAGE_OPS:
+            yield from held.pop((instruction.op, instruction.index), ())
+            yield instruction
+            yield from (Instruction(op, instruction.index, peer) for op, peer in sends.get(instruction.op, ()))
 
 
 def communicated_programs(

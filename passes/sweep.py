@@ -161,17 +161,17 @@ def _add(node: int, sign: int, nodes: NodeArrays, walk: Walk, now: IntArray) -> 
             now[3 + nodes.item_category[item]] += sign * nodes.item_bytes[item]
 
 
-@numba.njit(cache=True)
-def _total(sums: IntArray, in_flight: int, memory: MemoryArrays) -> int:
+@numba.njit(cache=True, inline="always")
+def _total(sums: IntArray, entry: int, in_flight: int, memory: MemoryArrays) -> int:
     """Memory of a stage without the reserve: `stage_memory`'s formula."""
     if not memory.whole:
-        return sums[4]
-    parameters = sums[3]
+        return sums[entry, 4]
+    parameters = sums[entry, 3]
     total = parameters * (2 + memory.own_sums) + np.int64(np.ceil(parameters * memory.optimizer_factor))
     if in_flight > 1:
         total += parameters * in_flight
-    total += sums[4] + (sums[5] + sums[0]) * in_flight
-    return total + sums[1] + sums[2]
+    total += sums[entry, 4] + (sums[entry, 5] + sums[entry, 0]) * in_flight
+    return total + sums[entry, 1] + sums[entry, 2]
 
 
 @numba.njit(cache=True)
@@ -190,7 +190,6 @@ def _reach(
     for node in range(walk.inside.shape[0]):
         walk.inside[node] = (sets.inside[start, node >> 3] >> (node & 7)) & 1
     now = np.zeros(6, dtype=np.int64)
-    floor = np.zeros(6, dtype=np.int64)
     count, steps, depth = 0, 0, 0
     walk.stamp[start] = start
     walk.path_set[0], walk.path_next[0] = start, sets.grow_starts[start]
@@ -215,9 +214,11 @@ def _reach(
             continue
         node = sets.grow_nodes[at]
         _add(node, 1, nodes, walk, now)
-        for category in range(3):
-            floor[3 + category] = now[3 + category] + sets.held[category, reached] - sets.held[category, start]
-        if _total(floor, 1, memory) > most_available:
+        parameters = now[3] + sets.held[0, reached] - sets.held[0, start]
+        frozen = now[4] + sets.held[1, reached] - sets.held[1, start]
+        saved = now[5] + sets.held[2, reached] - sets.held[2, start]
+        # What only grows along the walk: without what crosses the stage's borders.
+        if parameters * (2 + memory.own_sums) + frozen + saved > most_available:
             _add(node, -1, nodes, walk, now)
             continue
         depth += 1
@@ -225,8 +226,8 @@ def _reach(
         walk.path_node[depth] = node
         if useful[reached]:
             walk.reached[count] = reached
-            walk.sums[count, :3] = now[:3]
-            walk.sums[count, 3:] = floor[3:]
+            walk.sums[count, 0], walk.sums[count, 1], walk.sums[count, 2] = now[0], now[1], now[2]
+            walk.sums[count, 3], walk.sums[count, 4], walk.sums[count, 5] = parameters, frozen, saved
             count += 1
     return count, steps
 
@@ -242,26 +243,24 @@ class Stages(NamedTuple):
     Attributes:
         slots: How many of the in-flight counts fit.
         total: ``[slot, stage]`` bytes.
-        into_ms, out_ms: ``[link, stage]``.
+        moved_ms, stage_ms: ``[link before * links + link after, stage]``: the transfers, and the stage's time.
     """
 
     end: IntArray
-    compute_ms: FloatArray
     slots: IntArray
     total: IntArray
-    into_ms: FloatArray
-    out_ms: FloatArray
+    moved_ms: FloatArray
+    stage_ms: FloatArray
 
 
 def new_stages(sets: int, slots: int, links: int) -> Stages:
     """Scratch for so many sets, in-flight counts and links."""
     return Stages(
         np.zeros(sets, dtype=np.int64),
-        np.zeros(sets),
         np.zeros(sets, dtype=np.int64),
         np.zeros((slots, sets), dtype=np.int64),
-        np.zeros((links, sets)),
-        np.zeros((links, sets)),
+        np.zeros((links * links, sets)),
+        np.zeros((links * links, sets)),
     )
 
 
@@ -274,6 +273,7 @@ def _on_class(
     devices: DeviceArrays,
     memory: MemoryArrays,
     cap: float,
+    overlapped: bool,
     overflow: bool,
     walk: Walk,
     stages: Stages,
@@ -285,26 +285,24 @@ def _on_class(
         compute = sets.compute_ms[a, end] - sets.compute_ms[a, start]
         if compute > cap:
             continue
-        sums = walk.sums[entry]
         slots = 0
         for slot in range(memory.in_flight.shape[0]):
-            total = _total(sums, memory.in_flight[slot], memory)
+            total = _total(walk.sums, entry, memory.in_flight[slot], memory)
             stages.total[slot, kept] = total
             if overflow or total <= devices.available[a]:
                 slots = slot + 1
         if slots == 0:
             continue
-        stages.end[kept], stages.compute_ms[kept], stages.slots[kept] = end, compute, slots
-        for link in range(devices.ms_per_byte.shape[0]):
-            stages.into_ms[link, kept] = _transfer_ms(sums[0], devices.ms_per_byte[link], devices.latency_ms[link])
-            stages.out_ms[link, kept] = _transfer_ms(sums[1], devices.ms_per_byte[link], devices.latency_ms[link])
+        stages.end[kept], stages.slots[kept] = end, slots
+        links = devices.ms_per_byte.shape[0]
+        for out in range(links):
+            back = _transfer_ms(walk.sums[entry, 1], devices.ms_per_byte[out], devices.latency_ms[out])
+            for into in range(links):
+                moved = back + _transfer_ms(walk.sums[entry, 0], devices.ms_per_byte[into], devices.latency_ms[into])
+                stages.moved_ms[into * links + out, kept] = moved
+                stages.stage_ms[into * links + out, kept] = max(compute, moved) if overlapped else compute + moved
         kept += 1
     return kept
-
-
-@numba.njit(cache=True, inline="always")
-def _stage_ms(compute: float, transfers: float, overlapped: bool) -> float:
-    return max(compute, transfers) if overlapped else compute + transfers
 
 
 @numba.njit(cache=True)
@@ -317,29 +315,26 @@ def _least_time(
     available: int,
     rest: FloatArray,
     cap: float,
-    overlapped: bool,
     overflow: bool,
     best: FloatArray,
 ) -> None:
     """``best[l]`` = V[tail, l, the set where ``stages`` begin], for the links whose ``best`` is not -infinite."""
-    low, size, base = tails.rest_low[tail], tails.rest_high[tail] - tails.rest_low[tail], tails.rest_at[tail]
-    for s in range(kept):
-        at = stages.end[s] - low
-        if stages.slots[s] <= slot or at < 0 or at >= size:
+    low, size = tails.rest_low[tail], tails.rest_high[tail] - tails.rest_low[tail]
+    links = best.shape[0]
+    for into in range(links):
+        if best[into] == -np.inf:
             continue
-        for out in range(best.shape[0]):
-            after = rest[base + out * size + at]
-            if after == np.inf:
-                continue
-            for into in range(best.shape[0]):
-                if overflow:
-                    mine = float(stages.total[slot, s] - available)
-                else:
-                    transfers = stages.into_ms[into, s] + stages.out_ms[out, s]
-                    mine = _stage_ms(stages.compute_ms[s], transfers, overlapped)
-                reached = max(mine, after)
-                if reached <= cap and reached < best[into]:
-                    best[into] = reached
+        least = np.inf
+        for out in range(links):
+            base = tails.rest_at[tail] + out * size
+            times = stages.stage_ms[into * links + out]
+            for s in range(kept):
+                at = stages.end[s] - low
+                if stages.slots[s] <= slot or at < 0 or at >= size:
+                    continue
+                mine = float(stages.total[slot, s] - available) if overflow else times[s]
+                least = min(least, max(mine, rest[base + at]))
+        best[into] = least if least <= cap else np.inf
 
 
 @numba.njit(cache=True)
@@ -401,7 +396,7 @@ def least_bottleneck(
         for a in range(usable.shape[0]):
             if not usable[a]:
                 continue
-            kept = _on_class(a, start, count, sets, devices, memory, limit, overflow, walk, stages)
+            kept = _on_class(a, start, count, sets, devices, memory, limit, overlapped, overflow, walk, stages)
             if kept == 0:
                 continue
             for t in tails.by_class[tails.class_starts[a] : tails.class_starts[a + 1]]:
@@ -410,9 +405,7 @@ def least_bottleneck(
                 length = tails.stages[t]
                 slot = memory.slot_of[length - 1] if start > 0 or length == 1 else memory.first_slot
                 _open(best, start, devices.receives_over[a])
-                _least_time(
-                    t, slot, kept, tails, stages, devices.available[a], rest, cap, overlapped, overflow, best
-                )
+                _least_time(t, slot, kept, tails, stages, devices.available[a], rest, cap, overflow, best)
                 work += kept
                 if start == 0:
                     if exact_stages in (0, length):
@@ -443,33 +436,34 @@ def _least_moved(
     available: int,
     rest: Choices,
     bound: float,
-    overlapped: bool,
     overflow: bool,
     best: Choices,
 ) -> None:
     """``best[l]``: least (communication, memory) of the tail over link l, for links whose ``moved_ms`` is infinite."""
-    low, size, base = tails.rest_low[tail], tails.rest_high[tail] - tails.rest_low[tail], tails.rest_at[tail]
-    for s in range(kept):
-        at = stages.end[s] - low
-        if stages.slots[s] <= slot or at < 0 or at >= size:
+    low, size = tails.rest_low[tail], tails.rest_high[tail] - tails.rest_low[tail]
+    links = best.moved_ms.shape[0]
+    for into in range(links):
+        least, least_held = best.moved_ms[into], best.memory[into]
+        if least == -np.inf:
             continue
-        for out in range(best.moved_ms.shape[0]):
-            after = rest.moved_ms[base + out * size + at]
-            if after == np.inf:
-                continue
-            held = stages.total[slot, s] + rest.memory[base + out * size + at]
-            for into in range(best.moved_ms.shape[0]):
-                transfers = stages.into_ms[into, s] + stages.out_ms[out, s]
-                if overflow:
-                    mine = float(stages.total[slot, s] - available)
-                else:
-                    mine = _stage_ms(stages.compute_ms[s], transfers, overlapped)
-                moved = transfers + after
-                if mine > bound or moved > best.moved_ms[into]:
+        for out in range(links):
+            base = tails.rest_at[tail] + out * size
+            times = stages.stage_ms[into * links + out]
+            transfers = stages.moved_ms[into * links + out]
+            for s in range(kept):
+                at = stages.end[s] - low
+                if stages.slots[s] <= slot or at < 0 or at >= size:
                     continue
-                if moved < best.moved_ms[into] or held < best.memory[into]:
-                    best.moved_ms[into], best.memory[into] = moved, held
+                moved = transfers[s] + rest.moved_ms[base + at]
+                if moved > least or moved == np.inf:
+                    continue
+                if (float(stages.total[slot, s] - available) if overflow else times[s]) > bound:
+                    continue
+                held = stages.total[slot, s] + rest.memory[base + at]
+                if moved < least or held < least_held:
+                    least, least_held = moved, held
                     best.end[into], best.out[into] = stages.end[s], out
+        best.moved_ms[into], best.memory[into] = least, least_held
 
 
 @numba.njit(cache=True)
@@ -529,7 +523,7 @@ def least_communication(
         for a in range(usable.shape[0]):
             if not usable[a]:
                 continue
-            kept = _on_class(a, start, count, sets, devices, memory, limit, overflow, walk, stages)
+            kept = _on_class(a, start, count, sets, devices, memory, limit, overlapped, overflow, walk, stages)
             if kept == 0:
                 continue
             for t in tails.by_class[tails.class_starts[a] : tails.class_starts[a + 1]]:
@@ -539,9 +533,7 @@ def least_communication(
                 slot = memory.slot_of[length - 1] if start > 0 or length == 1 else memory.first_slot
                 _open(best.moved_ms, start, devices.receives_over[a])
                 best.memory[:] = np.int64(2) ** 62
-                _least_moved(
-                    t, slot, kept, tails, stages, devices.available[a], rest, bound, overlapped, overflow, best
-                )
+                _least_moved(t, slot, kept, tails, stages, devices.available[a], rest, bound, overflow, best)
                 work += kept
                 if start == 0:
                     moved, held = best.moved_ms[0], best.memory[0]

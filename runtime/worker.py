@@ -23,7 +23,7 @@ from hetpipe_compiler.frontend.load import load_workload
 from hetpipe_compiler.ir.cluster import Cluster
 from hetpipe_compiler.ir.plan import Plan, Stage
 from hetpipe_compiler.ir.schedule import Instruction, Op
-from hetpipe_compiler.passes.place_communication import stage_instructions
+from hetpipe_compiler.passes.place_communication import buffered_instructions, stage_instructions
 from hetpipe_compiler.passes.simulate.costs import PipelineCosts
 from hetpipe_compiler.runtime.batches import BatchSource
 from hetpipe_compiler.runtime.child import child_process
@@ -181,7 +181,9 @@ class Worker:
         worker = self.plan.virtual_workers[self.vw]
         programs = load_schedule(self.plan, self.job.plan).programs[self.vw]
         costs = PipelineCosts.of_plan(worker, self.cluster)
-        return stage_instructions(programs, costs, self.job.minibatches, self.index)
+        # NCCL runs a pair's messages one after another on one stream, so both sides need one order; Gloo's sends return.
+        place = stage_instructions if self.job.backend == "cuda" else buffered_instructions
+        return place(programs, costs, self.job.minibatches, self.index)
 
     # --- work ------------------------------------------------------------------------------------------------------
 

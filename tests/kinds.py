@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from pathlib import Path
 
 import models
@@ -80,3 +82,16 @@ def chained(folder: Path, loaded: LoadedWorkload, vw: int) -> dict[str, torch.Te
     torch.manual_seed(11)
     loss, gradients = chain.loss_and_gradients(pytree.tree_leaves(loaded.workload.example_batch()))
     return {"loss": loss, **gradients, **{f"buffer {n}": b for n, b in chain.buffers().items()}}
+
+
+def load_stage(folder: Path, module: str) -> torch.nn.Module:
+    """A fresh instance of an emitted stage, importable by its name so that it pickles."""
+    path = folder / module
+    spec = importlib.util.spec_from_file_location(f"emitted_{abs(hash(path))}_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    source = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = source
+    spec.loader.exec_module(source)
+    stage: torch.nn.Module = source.Stage()
+    return stage

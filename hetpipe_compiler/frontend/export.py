@@ -18,8 +18,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
+from unittest import mock
 
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.export import ExportedProgram
 
 from hetpipe_compiler.errors import WorkloadError
@@ -217,7 +219,7 @@ def _assignment(module: torch.nn.Module, name: str) -> str | None:
 def _export(step: TrainingStep, tensors: tuple[torch.Tensor, ...]) -> tuple[ExportedProgram, str | None]:
     auto = torch.export.Dim.AUTO
     free = tuple({0: auto} if t.dim() else {} for t in tensors)
-    with _quiet(), autocast_on_cpu():
+    with _quiet(), autocast_on_cpu(), _meta_as_cpu():
         if not tensors[0].dim() or tensors[0].shape[0] < 2:
             note = "the example's batch size is 1, which export takes as a constant"
         else:
@@ -278,6 +280,24 @@ def _place(error: BaseException, path: Path) -> str:
         return line
     told = re.findall(rf'File "{re.escape(str(path.resolve()))}", line (\d+)', str(error))
     return f"{path}:{told[-1]}" if told else str(path)
+
+
+@contextlib.contextmanager
+def _meta_as_cpu() -> Iterator[None]:
+    """While export looks, meta tensors say that they are on the CPU, which is the path that runs on every device.
+
+    Models ask ``x.device.type == "cpu"`` to go around what only a GPU can do; and a constant made on ``x.device`` keeps its value.
+    """
+    original = FakeTensorMode.from_tensor
+
+    def from_tensor(self: FakeTensorMode, tensor: torch.Tensor, **settings: Any) -> Any:
+        fake = original(self, tensor, **settings)
+        if tensor.is_meta:
+            fake.fake_device = torch.device("cpu")
+        return fake
+
+    with mock.patch.object(FakeTensorMode, "from_tensor", from_tensor):
+        yield
 
 
 @contextlib.contextmanager

@@ -45,9 +45,7 @@ class Difference:
     what: str = ""
 
 
-def outcome(
-    loss: torch.Tensor, gradients: dict[str, torch.Tensor], buffers: dict[str, torch.Tensor]
-) -> Outcome:
+def outcome(loss: torch.Tensor, gradients: dict[str, torch.Tensor], buffers: dict[str, torch.Tensor]) -> Outcome:
     """Copies nothing."""
     values = {"loss": loss.detach()}
     values |= {f"gradient of {name}": gradient for name, gradient in gradients.items()}

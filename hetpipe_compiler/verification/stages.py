@@ -83,9 +83,7 @@ class WrittenStages:
         wide: Whether to compute in double precision, as `Original.widen` does.
     """
 
-    def __init__(
-        self, folder: Path, plan: Plan, worker: int, tensors: Mapping[str, torch.Tensor], wide: bool
-    ) -> None:
+    def __init__(self, folder: Path, plan: Plan, worker: int, tensors: Mapping[str, torch.Tensor], wide: bool) -> None:
         self._plan = plan
         self._wide = wide
         self._stages = plan.virtual_workers[worker].stages
@@ -131,7 +129,9 @@ class WrittenStages:
         for at, (stage, module) in enumerate(zip(self._stages, self._modules, strict=True)):
             inputs: dict[str, Any] = {}
             for port in stage.inputs:
-                value = leaves[port.batch_leaf] if at == 0 and port.batch_leaf is not None else sent.pop((at, port.name))
+                value = (
+                    leaves[port.batch_leaf] if at == 0 and port.batch_leaf is not None else sent.pop((at, port.name))
+                )
                 if isinstance(value, torch.Tensor):
                     value = value.detach().clone()
                     value = wider(value) if self._wide else value

@@ -123,7 +123,7 @@ class Verifier:
         found = [self._verify_worker(folder, plan, worker) for worker in workers.values()]
         worst = max(found, key=lambda v: v.difference.relative / v.allowed)
         if not worst.passed:
-            raise _refusal(worst, str(folder))
+            raise _refusal(worst, self._where)
         return worst
 
     def _verify_worker(self, folder: Path, plan: Plan, worker: int) -> Verification:
@@ -176,14 +176,14 @@ def _with_unread_buffers(expected: Outcome, found: Outcome, original: Original) 
     return Outcome({**absent, **found.values})
 
 
-def _refusal(found: Verification, folder: str) -> WorkloadError:
+def _refusal(found: Verification, where: str) -> WorkloadError:
     what = found.difference.what or f"differs by {found.difference.relative:.3g}"
     note = f"; {found.note}" if found.note else ""
     return WorkloadError(
         "HP120",
         f"the stages do not compute what the model computes: {found.difference.value}: {what},"
         f" allowed {found.allowed:.2g} in {found.dtype}{note}",
-        where=folder,
+        where=where,
         hint="no plan is written; please report this with your model",
     )
 

@@ -9,8 +9,8 @@ import pytest
 from converters import DATA, load
 
 from hetpipe_compiler.frontend.profiled_graph import graph_chain, parse_profiled_graph
-from hetpipe_compiler.passes.merge_blocks import contract_colocated
 from hetpipe_compiler.passes.chain_tables import chain_tables
+from hetpipe_compiler.passes.merge_blocks import contract_colocated
 
 FILES = sorted((DATA / "dnn-partitioning").glob("*.json"))
 needs_data = pytest.mark.skipif(not FILES, reason="the public profiles are not here")

@@ -15,16 +15,25 @@ EXPECTED = DATA / "expected.json"
 CASES = json.loads(EXPECTED.read_text())["unequal_devices_dag"]["cases"] if EXPECTED.is_file() else []
 needs_data = pytest.mark.skipif(not CASES, reason="the public profiles are not here")
 
-TEXT = """node2 -- LSTM(8, 8) -- forward_compute_time=1.5, backward_compute_time=2.5, activation_size=[6.0; 2.0], parameter_size=4.000
-node1 -- Input0 -- forward_compute_time=0.000, backward_compute_time=0.000, activation_size=0.0, parameter_size=0.000
-node3 -- __getitem__(0) -- forward_compute_time=0.000, backward_compute_time=0.000, activation_size=6.0, parameter_size=0.000
-node4 -- __getitem__(1) -- forward_compute_time=0.000, backward_compute_time=0.000, activation_size=2.0, parameter_size=0.000
-node5 -- Conv2d(3, 64, kernel_size=(3, 3)) -- forward_compute_time=3.000, backward_compute_time=4.000, activation_size=9.0, parameter_size=0.0
-\tnode1 -- node2
-\tnode2 -- node3
-\tnode2 -- node4
-\tnode3 -- node5
-"""
+
+def line(name, description, forward, backward, activation, parameter):
+    times = f"forward_compute_time={forward:.3f}, backward_compute_time={backward:.3f}"
+    return f"{name} -- {description} -- {times}, activation_size={activation}, parameter_size={parameter:.3f}"
+
+
+TEXT = "\n".join(
+    [
+        line("node2", "LSTM(8, 8)", 1.5, 2.5, "[6.0; 2.0]", 4),
+        line("node1", "Input0", 0, 0, "0.0", 0),
+        line("node3", "__getitem__(0)", 0, 0, "6.0", 0),
+        line("node4", "__getitem__(1)", 0, 0, "2.0", 0),
+        line("node5", "Conv2d(3, 64, kernel_size=(3, 3))", 3, 4, "9.0", 0),
+        "\tnode1 -- node2",
+        "\tnode2 -- node3",
+        "\tnode2 -- node4",
+        "\tnode3 -- node5",
+    ]
+)
 
 
 def test_lists_inputs_and_dead_ends():

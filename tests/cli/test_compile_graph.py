@@ -111,13 +111,15 @@ def test_options_that_need_a_model_are_refused(files, capsys, given):
 
 def test_options_that_do_not(files, capsys):
     graph_path, cluster, out = files
-    options = ["--nm", "2", "-D", "1", "--placement", "round-robin", "--policy", "NP", "--split", "n2,n4"]
+    groups = graph_path.parent / "groups.yaml"
+    groups.write_text("virtual_workers: [[n0:0, n0:1, n1:0]]")
+    options = ["--nm", "2", "-D", "1", "--placement", "round-robin", "--policy", groups, "--split", "n2,n4"]
     options += ["--update-scale", "1", "--dump-after", "coarsen"]
     assert run(cli.command, graph_path, "--cluster", cluster, "-o", out, *options) == 0
     assert "layers.3" in capsys.readouterr().out
     plan = Plan.load(out)
     assert (plan.nm, plan.staleness, plan.placement, plan.update_scale) == (2, 1, "round-robin", 1.0)
-    assert [len(stage.nodes) for stage in plan.virtual_workers[0].stages] in ([2, 2, 2], [2, 4])
+    assert [stage.nodes for stage in plan.virtual_workers[0].stages] == [("n0", "n1"), ("n2", "n3"), ("n4", "n5")]
 
 
 def test_a_wrong_graph_leaves_nothing(files, capsys):

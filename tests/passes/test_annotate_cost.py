@@ -196,5 +196,5 @@ def test_roofline_takes_the_slower_of_computing_and_moving() -> None:
 
 def test_dump_lists_every_node() -> None:
     captured, costs = counted(JOBS["mlp"]())
-    text = AnnotateCost().dump(Compilation(None, captured=captured, costs=costs))  # type: ignore[arg-type]
+    text = AnnotateCost().dump(Compilation(None, captured=captured, costs=costs))
     assert all(name in text for name in costs)

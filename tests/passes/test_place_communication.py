@@ -12,7 +12,12 @@ from schedule_cases import Case, cases
 
 from hetpipe_compiler.errors import ArtifactError
 from hetpipe_compiler.ir.schedule import Instruction, Op, Schedule, StageProgram
-from hetpipe_compiler.passes.place_communication import communicated_programs, global_order, stage_instructions
+from hetpipe_compiler.passes.place_communication import (
+    buffered_instructions,
+    communicated_programs,
+    global_order,
+    stage_instructions,
+)
 from hetpipe_compiler.passes.schedules.wsp import wsp_program
 from hetpipe_compiler.passes.simulate.costs import PipelineCosts
 from hetpipe_compiler.passes.simulate.pipeline import simulate_pipeline, steady_period_ms
@@ -71,6 +76,35 @@ def test_messages_are_complete_and_in_order(case: Case, minibatches: int) -> Non
         sent = [(SENDS[i.op], i.index) for i in complete[a] if i.peer == b and i.op in SENDS]
         received = [(i.op, i.index) for i in complete[b] if i.peer == a and i.op not in SENDS]
         assert sent == received
+
+
+@settings(deadline=None, max_examples=150)
+@given(cases(), lengths)
+def test_buffered_sends_never_hang_and_keep_their_order(case: Case, minibatches: int) -> None:
+    """Sends return at once; a receive waits for the next message of its pair and kind, which must be the one it wants."""
+    complete = communicated_programs(case.programs, case.costs, minibatches)
+    stages = range(len(complete))
+    programs = [list(buffered_instructions(case.programs, case.costs, minibatches, s)) for s in stages]
+    for program, placed in zip(programs, complete, strict=True):
+        assert sorted(map(str, program)) == sorted(map(str, placed))
+    on_the_way: dict[tuple[int, int, Op], list[int]] = {}
+    at = [0 for _ in stages]
+    moved = True
+    while moved:
+        moved = False
+        for s in stages:
+            while at[s] < len(programs[s]):
+                instruction = programs[s][at[s]]
+                if instruction.peer is not None and instruction.op in SENDS:
+                    on_the_way.setdefault((s, instruction.peer, SENDS[instruction.op]), []).append(instruction.index)
+                elif instruction.peer is not None:
+                    waiting = on_the_way.get((instruction.peer, s, instruction.op), [])
+                    if not waiting:
+                        break
+                    assert waiting.pop(0) == instruction.index
+                at[s] += 1
+                moved = True
+    assert at == [len(program) for program in programs]
 
 
 @settings(deadline=None, max_examples=50)

@@ -71,7 +71,12 @@ class Result:
 
 def code_digest(name: str) -> str:
     """SHA-256 of what decides a result: the compiler's front and back, this folder, the versions of the libraries."""
-    folders = (ROOT / "hetpipe_compiler/frontend", ROOT / "hetpipe_compiler/verification", ROOT / "codegen", ROOT / "passes")
+    folders = (
+        ROOT / "hetpipe_compiler/frontend",
+        ROOT / "hetpipe_compiler/verification",
+        ROOT / "codegen",
+        ROOT / "passes",
+    )
     library = name.partition(":")[0]
     paths = [p for folder in folders for p in sorted(folder.glob("*.py"))]
     paths += [HERE / f"zoo_{library}.py", HERE / "zoo_check.py", HERE / "zoo_losses.py"]
@@ -120,7 +125,10 @@ def _check(name: str, result: Result) -> None:
     for split in (None, *_random_cuts(compilation, name)):
         stages, found = _verify(loaded, compilation, pipeline, verifier, split)
         result.stages = (*result.stages, stages)
-        if result.allowed is None or found.difference.relative / found.allowed > (result.difference or 0.0) / result.allowed:
+        if (
+            result.allowed is None
+            or found.difference.relative / found.allowed > (result.difference or 0.0) / result.allowed
+        ):
             result.difference, result.allowed = found.difference.relative, found.allowed
             result.dtype, result.reason = found.dtype, found.note
     result.outcome = "pass"
@@ -154,7 +162,9 @@ def _verify(
     assert compilation.captured is not None
     assert compilation.costs is not None
     assert compilation.schedule is not None
-    built = build_plan(compilation, PlanRequest(0, "local", weights=False), WorkloadRef(path="model.py", settings={}, digest=""))
+    built = build_plan(
+        compilation, PlanRequest(0, "local", weights=False), WorkloadRef(path="model.py", settings={}, digest="")
+    )
     with tempfile.TemporaryDirectory(prefix="zoo-") as folder:
         out = Path(folder) / "plan"
         write_artifact(out, built, compilation.schedule, loaded, compilation.captured, compilation.costs, None)

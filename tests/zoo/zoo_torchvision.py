@@ -44,7 +44,12 @@ _REDUCED: dict[str, tuple[Any, str]] = {
     ),
     "convnext_large": (
         lambda: models.ConvNeXt(
-            [CNBlockConfig(192, 384, 3), CNBlockConfig(384, 768, 3), CNBlockConfig(768, 1536, 3), CNBlockConfig(1536, None, 3)],
+            [
+                CNBlockConfig(192, 384, 3),
+                CNBlockConfig(384, 768, 3),
+                CNBlockConfig(768, 1536, 3),
+                CNBlockConfig(1536, None, 3),
+            ],
             stochastic_depth_prob=0.5,
             num_classes=_CLASSES,
         ),

@@ -54,7 +54,11 @@ _Entry = tuple[str, dict[str, Any], dict[str, Any]]
 _CAUSAL: dict[str, _Entry] = {
     "gpt2": ("CausalLM", _TEXT, {"n_embd": 32, "n_layer": 3, "n_head": 4}),
     "gpt_bigcode": ("CausalLM", _TEXT, {"n_embd": 32, "n_layer": 3, "n_head": 4}),
-    "gpt_neo": ("CausalLM", _TEXT, {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "num_hidden_layers": 2}),
+    "gpt_neo": (
+        "CausalLM",
+        _TEXT,
+        {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "num_hidden_layers": 2},
+    ),
     "gpt_neox": ("CausalLM", _TEXT, {}),
     "gptj": ("CausalLM", _TEXT, {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4}),
     "codegen": ("CausalLM", _TEXT, {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4}),
@@ -65,8 +69,16 @@ _CAUSAL: dict[str, _Entry] = {
     "mpt": ("CausalLM", _TEXT, {"d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64}),
     "falcon": ("CausalLM", _TEXT, {}),
     "biogpt": ("CausalLM", _TEXT, {"layerdrop": 0.0}),
-    "xglm": ("CausalLM", _TEXT, {"d_model": 32, "ffn_dim": 64, "num_layers": 2, "attention_heads": 4, "layerdrop": 0.0}),
-    "xlnet": ("CausalLM", _without(_TEXT, "max_position_embeddings"), {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 64}),
+    "xglm": (
+        "CausalLM",
+        _TEXT,
+        {"d_model": 32, "ffn_dim": 64, "num_layers": 2, "attention_heads": 4, "layerdrop": 0.0},
+    ),
+    "xlnet": (
+        "CausalLM",
+        _without(_TEXT, "max_position_embeddings"),
+        {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 64},
+    ),
     "llama": ("CausalLM", _LLAMA, {}),
     "mistral": ("CausalLM", _LLAMA, {"sliding_window": 8}),
     "qwen2": ("CausalLM", _LLAMA, {}),
@@ -297,7 +309,10 @@ def _batch(head: str, config: Any) -> dict[str, Any]:
         mask = torch.ones_like(tokens)
         return {"input_ids": tokens, "attention_mask": mask, "labels": ids(_LENGTH, _VOCABULARY)}
     if head == "Seq2SeqLM":
-        return {"input_ids": ids(_LENGTH, _VOCABULARY), "labels": ids(_LENGTH if config.model_type == "fsmt" else 8, _VOCABULARY)}
+        return {
+            "input_ids": ids(_LENGTH, _VOCABULARY),
+            "labels": ids(_LENGTH if config.model_type == "fsmt" else 8, _VOCABULARY),
+        }
     if head == "ImageClassification":
         size = getattr(config, "image_size", 64)
         size = size["height"] if isinstance(size, dict) else size[0] if isinstance(size, (list, tuple)) else size
@@ -313,5 +328,3 @@ def _batch(head: str, config: Any) -> dict[str, Any]:
         return {"input_features": features, "labels": ids(6, _VOCABULARY)}
     assert head == "Contrastive"
     return {"input_ids": ids(_LENGTH, _VOCABULARY), "pixel_values": floats(3, 32, 32), "return_loss": True}
-
-

@@ -1,0 +1,1 @@
+"""Measure on the machine at hand: operators, links, and how much of its peaks a device reaches."""
