@@ -15,7 +15,7 @@ DEV_INSTALLED := $(VENV)/.dev-installed
 .DELETE_ON_ERROR:
 # Two targets must not install into one environment at once.
 .NOTPARALLEL:
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint bench zoo clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 14
@@ -36,6 +36,9 @@ lint: $(DEV_INSTALLED) ## Check style and types
 bench: $(DEV_INSTALLED) ## Run the benchmarks
 	$(BIN)/pytest bench -o python_files='bench_*.py test_*.py' --benchmark-only
 
+zoo: $(DEV_INSTALLED) ## Hold every model of the zoo to its eager self and write docs/zoo.md (1 to 2 hours; goes on where it stopped)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/zoo/zoo_run.py
+
 clean: ## Remove what the other targets made, but not .venv
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
@@ -51,5 +54,5 @@ $(EXAMPLES_INSTALLED): pyproject.toml | $(BIN)/python
 
 $(DEV_INSTALLED): pyproject.toml | $(BIN)/python
 	@echo "installing into $(VENV); torch and its CUDA libraries are large, the first time takes minutes"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[examples,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[examples,dev,zoo]'
 	@touch $@ $(EXAMPLES_INSTALLED)

@@ -1,4 +1,4 @@
-"""The workloads that predictions are checked on: ``--set name=resnet50`` (also ``vit_b_16``, ``gpt2``), small batches."""
+"""The workloads that predictions are checked on: ``--set name=`` resnet50, vit_b_16 or gpt2, in small batches."""
 
 from __future__ import annotations
 

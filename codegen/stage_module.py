@@ -25,10 +25,12 @@ _INFIX = {
     operator.gt: ">", operator.ge: ">=", operator.and_: "&", operator.or_: "|",
 }  # fmt: skip
 _PREFIX = {operator.neg: "-", operator.not_: "not "}
-_PLAIN = {torch.sym_int: "torch.sym_int", torch.sym_float: "torch.sym_float", torch.sym_not: "torch.sym_not",
-          torch.sym_max: "torch.sym_max", torch.sym_min: "torch.sym_min", torch.sym_ite: "torch.sym_ite",
-          torch.sym_sum: "torch.sym_sum", min: "min", max: "max", int: "int", float: "float", abs: "abs", round: "round",
-          math.ceil: "math.ceil", math.floor: "math.floor", math.trunc: "math.trunc", math.sqrt: "math.sqrt"}  # fmt: skip
+_PLAIN: dict[Any, str] = {
+    **{getattr(torch, name): f"torch.{name}" for name in (
+        "sym_int", "sym_float", "sym_not", "sym_max", "sym_min", "sym_ite", "sym_sum")},
+    **{function: function.__name__ for function in (min, max, int, float, abs, round)},
+    **{function: f"math.{function.__name__}" for function in (math.ceil, math.floor, math.trunc, math.sqrt)},
+}  # fmt: skip
 #: A statement that reads the local ``device``.
 _DEVICE = re.compile(r"\bdevice(\.type)?[,)\]]")
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from hetpipe_compiler.codegen.artifact import model_weights, write_artifact
 from hetpipe_compiler.codegen.build_plan import PlanRequest, build_plan
-from hetpipe_compiler.codegen.plan_folder import check_target, write_text
+from hetpipe_compiler.codegen.plan_folder import check_target
 from hetpipe_compiler.compile_graph import compile_graph, is_graph_file, refuse_options
+from hetpipe_compiler.files import write_text
 from hetpipe_compiler.frontend.capture import build_real, capture
 from hetpipe_compiler.frontend.load import LoadedWorkload, load_workload
 from hetpipe_compiler.frontend.profiled_graph import chain_graph
@@ -16,6 +17,7 @@ from hetpipe_compiler.ir.cluster import Cluster
 from hetpipe_compiler.ir.plan import WorkloadRef
 from hetpipe_compiler.options import CompileOptions, CompileResult
 from hetpipe_compiler.passes.annotate_cost import AnnotateCost
+from hetpipe_compiler.passes.apply_profile import ApplyProfile
 from hetpipe_compiler.passes.base import Compilation, Pass, Pipeline
 from hetpipe_compiler.passes.coarsen import Coarsen, node_chain
 from hetpipe_compiler.passes.fuse_atomic import FuseAtomic
@@ -116,6 +118,7 @@ def _passes(loaded: LoadedWorkload, compilation: Compilation, options: CompileOp
     return (
         Normalize(),
         AnnotateCost(),
+        ApplyProfile(options.profiles),
         FuseAtomic(),
         Coarsen(model_name=name, optimizer_factor=factor),
         Partition(options.nm, options.staleness, options.placement, options.splits),

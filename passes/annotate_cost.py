@@ -1,10 +1,10 @@
 """Count what each node costs, by running it once on meta tensors under a dispatch mode.
 
-1. Forward: every ATen operator below autograd counts its FLOPs (torch's own formulas) and the bytes of its operands; views and
-   shape operators count nothing.
+1. Forward: every ATen operator below autograd counts its FLOPs (torch's own formulas) and the bytes of its operands;
+   views and shape operators count nothing.
 2. Backward: the node's own gradient is run the same way, so no formula for a backward pass is written here.
-3. Saved bytes: ``saved_tensors_hooks`` sees each storage that autograd keeps. A storage counts once in the whole graph, with the
-   node that made it; parameters and buffers do not count.
+3. Saved bytes: ``saved_tensors_hooks`` sees each storage that autograd keeps. A storage counts once in the whole graph,
+   with the node that made it; parameters and buffers do not count.
 
 The kernels are those of meta tensors (those of the CPU); a GPU's may keep other things.
 """
@@ -76,9 +76,10 @@ def count_costs(captured: Captured) -> dict[str, NodeCost]:
     return _counted(captured).costs
 
 
-def distinct_calls(captured: Captured) -> dict[str, NodeCall]:
-    """One call for each key, in the order of the graph. Raises as `count_costs`."""
-    return _counted(captured).calls
+def count_calls(captured: Captured) -> tuple[dict[str, NodeCost], dict[str, NodeCall]]:
+    """The same, and one call for each `NodeCost.key`, in the order of the graph."""
+    counter = _counted(captured)
+    return counter.costs, counter.calls
 
 
 def _counted(captured: Captured) -> _CostInterpreter:
@@ -110,7 +111,7 @@ class _WorkMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.work: list[Work] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         if not func.is_view and func._schema.name not in _FREE:

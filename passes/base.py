@@ -1,7 +1,7 @@
 """What a pass is, and how passes run one after another.
 
-A pass is a small frozen dataclass: a name, typed options, the fields of the `Compilation` that it reads and writes. The pipeline
-checks both, times each pass, and can print what a pass made.
+A pass is a small frozen dataclass: a name, typed options, the fields of the `Compilation` that it reads and writes. The
+pipeline checks both, times each pass, and can print what a pass made.
 """
 
 from __future__ import annotations

@@ -166,9 +166,9 @@ def _costs(chain: BlockChain, node_of: IntArray, count: int) -> tuple[IntArray, 
             items.append((category, item.bytes))
     values_table = np.array(values, dtype=np.int64).reshape(-1, 4)
     items_table = np.array(items, dtype=np.int64).reshape(-1, 2)
-    arrays = NodeArrays(
-        *_rows(reads), *_rows(made), *_columns(values_table), *_rows(shared), *_columns(items_table)
-    )
+    producers, forward, backward, read_by = _columns(values_table)
+    categories, sizes = _columns(items_table)
+    arrays = NodeArrays(*_rows(reads), *_rows(made), producers, forward, backward, read_by, *_rows(shared), categories, sizes)
     return held, arrays
 
 

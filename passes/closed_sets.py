@@ -105,7 +105,7 @@ def _find(table: Int32Array, hashes: WordArray, sets: WordArray, key: np.uint64,
             if same:
                 break
         at = (at + np.uint64(1)) & mask
-    return np.int64(at)
+    return int(at)
 
 
 @numba.njit(cache=True)

@@ -3,7 +3,8 @@
 1. Components are taken in execution order, so every run of neighbours is convex.
 2. While there are more than ``max_blocks``: the block with the least time joins a neighbour (RaNNC's compaction, see
    `merge_blocks`).
-3. A model that has no more components than that is not coarsened, and the partition is optimal over its components' order.
+3. A model that has no more components than that is not coarsened, and the partition is optimal over its components'
+   order.
 """
 
 from __future__ import annotations

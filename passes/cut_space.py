@@ -112,7 +112,7 @@ class CutSpace:
         memory = self._memory_arrays(nm, rule)
         rest = np.full(entries, np.inf)
         inputs = self._inputs(tails, memory)
-        least, work = least_bottleneck(*inputs, rest, self.exact_stages, cap, self.overlapped, overflow, budget)
+        least, work = least_bottleneck(*(*inputs, rest, self.exact_stages, cap, self.overlapped, overflow, budget))
         if work > budget:
             raise OutOfBudgetError
         return float(least), int(work)
@@ -131,7 +131,7 @@ class CutSpace:
         )
         inputs = self._inputs(tails, memory)
         root, end, out, moved_ms, held, work = least_communication(
-            *inputs, rest, self.exact_stages, bound, self.overlapped, overflow, budget
+            *(*inputs, rest, self.exact_stages, bound, self.overlapped, overflow, budget)
         )
         if work > budget:
             raise OutOfBudgetError
@@ -148,7 +148,7 @@ class CutSpace:
         nodes, count = self.graph.arrays, len(self.sets)
         if "walk" not in self._scratch:
             self._scratch["walk"] = new_walk(count, len(self.graph), len(nodes.producer), len(nodes.item_bytes))
-        stages = new_stages(count, len(memory.in_flight), len(self.devices.ms_per_byte))
+        stages = new_stages(count, len(memory.in_flight), len(self.devices.bytes_per_ms))
         return self.arrays, nodes, tails, self.devices, memory, self._scratch["walk"], stages
 
     def _tail_arrays(self, cap: float) -> tuple[TailArrays, int]:
@@ -169,7 +169,7 @@ class CutSpace:
             rows = tails.starts[:-1][many]
             rest_low[many] = np.minimum.reduceat(low[tails.successors], rows)
             rest_high[many] = np.maximum(np.maximum.reduceat(high[tails.successors], rows), rest_low[many])
-        links = len(self.devices.ms_per_byte)
+        links = len(self.devices.bytes_per_ms)
         rest_at = np.zeros(len(tails) + 1, dtype=np.int64)
         np.cumsum((rest_high - rest_low) * links, out=rest_at[1:])
         if rest_at[-1] > MAX_ENTRIES:
@@ -255,8 +255,8 @@ def _device_arrays(chain: BlockChain, classes: DeviceClasses) -> DeviceArrays:
         receives_over[b, classes.link_between[a, b]] = True
     return DeviceArrays(
         available=np.array([k.memory_bytes - reserve_bytes(chain, k) for k in classes.kinds], dtype=np.int64),
-        ms_per_byte=np.array([1e-6 / link.bandwidth_gb_s for link in links] or [0.0]),
-        latency_ms=np.array([link.latency_us / 1e3 for link in links] or [0.0]),
+        bytes_per_ms=np.array([link.bandwidth_gb_s * 1e6 for link in links] or [np.inf]),
+        latency_ms=np.array([link.latency_us * 1e-3 for link in links] or [0.0]),
         link_between=classes.link_between,
         receives_over=receives_over,
     )

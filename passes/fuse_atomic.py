@@ -2,15 +2,15 @@
 
 RaNNC's rule (IPDPS 2021, section III-A), and what correctness adds to it:
 
-1. A *constant* node depends on neither the batch nor a trainable parameter, draws no random numbers, and its memory is never
-   written. Constants belong to no component: each stage that needs one computes its own.
+1. A *constant* node depends on neither the batch nor a trainable parameter, draws no random numbers, and its memory is
+   never written. Constants belong to no component: each stage that needs one computes its own.
 2. Every other node starts as a component of its own.
 3. ``getitem`` joins the node whose tuple it opens.
 4. ``as_strided`` joins what it reads: it counts on a layout in memory that does not travel.
-5. All nodes that touch a tensor which some node writes into (an in-place operator left by `normalize`, a buffer that training
-   changes) join one component. So a value that crosses a cut is never written by its receiver.
-6. Components on a cycle join. The rest is put in an order in which every component comes after what it reads, as close to the
-   program's own order as that allows, the loss last.
+5. All nodes that touch a tensor which some node writes into (an in-place operator left by `normalize`, a buffer that
+   training changes) join one component. So a value that crosses a cut is never written by its receiver.
+6. Components on a cycle join. The rest is put in an order in which every component comes after what it reads, as close
+   to the program's own order as that allows, the loss last.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Rewrite the captured graph into the form that the other passes expect, without changing what it computes.
 
-1. An in-place operator becomes its functional twin where that is exact: the twin exists, gives the same dtype and shape, and
-   nothing that shares the storage is read later except through the changed tensor itself. Elsewhere it stays in place;
-   `fuse_atomic` keeps everything that touches the storage together. A write into a parameter is refused: updates belong to
-   the optimizer, and a stage keeps several versions of its parameters.
+1. An in-place operator becomes its functional twin where that is exact: the twin exists, gives the same dtype and
+   shape, and nothing that shares the storage is read later except through the changed tensor itself. Elsewhere it stays
+   in place; `fuse_atomic` keeps everything that touches the storage together. A write into a parameter is refused:
+   updates belong to the optimizer, and a stage keeps several versions of its parameters.
 2. Runtime assertions of export go. What nobody reads goes, unless it changes a tensor or draws random numbers.
-3. A conversion to the dtype that a tensor already has goes: all tensors of a stage are on its device, so nothing is left to
-   do. Not so where autocast is at work, because dtypes then depend on the device.
+3. A conversion to the dtype that a tensor already has goes: all tensors of a stage are on its device, so nothing is
+   left to do. Not so where autocast is at work, because dtypes then depend on the device.
 4. Buffers that training changes are marked as mutated.
 """
 
@@ -103,7 +103,7 @@ def _refuse_written_parameters(captured: Captured, storages: Storages) -> None:
                     "HP117",
                     f"forward writes into parameter '{held[storages.of(written)]}'",
                     where=source_place(node, captured.root) or None,
-                    hint="compute with a changed copy, or change it in the optimizer; what is no parameter can be a buffer",
+                    hint="compute with a changed copy, or let the optimizer change it; or make it a buffer",
                 )
 
 
@@ -214,7 +214,8 @@ def _drop_idle_detaches(graph: fx.Graph) -> None:
 
 
 def _drop_idle_conversions(graph: fx.Graph) -> None:
-    """``x.to(device)`` comes out of export as a conversion to x's own dtype; it would pin a model to the dtype it had here."""
+    """``x.to(device)`` comes out of export as a conversion to x's own dtype; it would pin a model to the dtype it had
+    here."""
     for node in list(graph.nodes):
         if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.name != "aten::to":
             continue

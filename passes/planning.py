@@ -1,4 +1,5 @@
-"""The planner's steps as passes: allocate, partition (with concurrency), schedule, verify. Each wraps the file of its name."""
+"""The planner's steps as passes: allocate, partition (with concurrency), schedule, verify. Each wraps the file of its
+name."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A cut by hand (``--split``): where the stages of a virtual worker begin.
 
 Each entry names the first block of the next stage: a block's index, a node that is the first of its block, or a module
-(``features.3``, ``transformer.h.3``): then the first block of that module or of one inside it. An entry inside a block is
-refused, because what is in a block must stay on one device.
+(``features.3``, ``transformer.h.3``): then the first block of that module or of one inside it. An entry inside a block
+is refused, because what is in a block must stay on one device.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ def _boundary(chain: BlockChain, entry: str | int) -> int:
             return index
     within = [at for at, block in enumerate(chain.blocks) if f"{block.name}.".startswith(f"{entry}.")]
     if not within:
-        raise _illegal(entry, f"is no node and no block or module of {chain.name}", "see --dump-after coarsen for their names")
+        raise _illegal(
+            entry, f"is no node and no block or module of {chain.name}", "see --dump-after coarsen for their names"
+        )
     if within != list(range(within[0], within[-1] + 1)) and all(chain.blocks[at].name == entry for at in within):
         raise _illegal(entry, f"names {len(within)} blocks that do not follow each other", f"give an index: {within}")
     return within[0]

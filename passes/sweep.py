@@ -74,7 +74,7 @@ class DeviceArrays(NamedTuple):
     """Per class the ``available`` bytes; per link its figures; which links join which classes."""
 
     available: IntArray
-    ms_per_byte: FloatArray
+    bytes_per_ms: FloatArray
     latency_ms: FloatArray
     link_between: IntArray
     receives_over: BoolArray
@@ -128,13 +128,15 @@ class Walk(NamedTuple):
 def new_walk(sets: int, nodes: int, values: int, items: int) -> Walk:
     """Scratch for a graph of this size."""
     return Walk(
-        np.full(sets, -1, dtype=np.int64),
-        *(np.zeros(nodes + 2, dtype=np.int64) for _ in range(3)),
-        np.zeros(nodes, dtype=np.bool_),
-        np.zeros(values, dtype=np.int64),
-        np.zeros(items, dtype=np.int64),
-        np.zeros(sets, dtype=np.int64),
-        np.zeros((sets, 6), dtype=np.int64),
+        stamp=np.full(sets, -1, dtype=np.int64),
+        path_set=np.zeros(nodes + 2, dtype=np.int64),
+        path_next=np.zeros(nodes + 2, dtype=np.int64),
+        path_node=np.zeros(nodes + 2, dtype=np.int64),
+        inside=np.zeros(nodes, dtype=np.bool_),
+        value_readers=np.zeros(values, dtype=np.int64),
+        item_holders=np.zeros(items, dtype=np.int64),
+        reached=np.zeros(sets, dtype=np.int64),
+        sums=np.zeros((sets, 6), dtype=np.int64),
     )
 
 
@@ -165,13 +167,13 @@ def _add(node: int, sign: int, nodes: NodeArrays, walk: Walk, now: IntArray) -> 
 def _total(sums: IntArray, entry: int, in_flight: int, memory: MemoryArrays) -> int:
     """Memory of a stage without the reserve: `stage_memory`'s formula."""
     if not memory.whole:
-        return sums[entry, 4]
+        return int(sums[entry, 4])
     parameters = sums[entry, 3]
     total = parameters * (2 + memory.own_sums) + np.int64(np.ceil(parameters * memory.optimizer_factor))
     if in_flight > 1:
         total += parameters * in_flight
     total += sums[entry, 4] + (sums[entry, 5] + sums[entry, 0]) * in_flight
-    return total + sums[entry, 1] + sums[entry, 2]
+    return int(total + sums[entry, 1] + sums[entry, 2])
 
 
 @numba.njit(cache=True)
@@ -233,8 +235,8 @@ def _reach(
 
 
 @numba.njit(cache=True, inline="always")
-def _transfer_ms(n_bytes: int, ms_per_byte: float, latency_ms: float) -> float:
-    return n_bytes * ms_per_byte + latency_ms if n_bytes > 0 else 0.0
+def _transfer_ms(n_bytes: int, bytes_per_ms: float, latency_ms: float) -> float:
+    return latency_ms + n_bytes / bytes_per_ms if n_bytes > 0 else 0.0
 
 
 class Stages(NamedTuple):
@@ -294,11 +296,11 @@ def _on_class(
         if slots == 0:
             continue
         stages.end[kept], stages.slots[kept] = end, slots
-        links = devices.ms_per_byte.shape[0]
+        links = devices.bytes_per_ms.shape[0]
         for out in range(links):
-            back = _transfer_ms(walk.sums[entry, 1], devices.ms_per_byte[out], devices.latency_ms[out])
+            back = _transfer_ms(walk.sums[entry, 1], devices.bytes_per_ms[out], devices.latency_ms[out])
             for into in range(links):
-                moved = back + _transfer_ms(walk.sums[entry, 0], devices.ms_per_byte[into], devices.latency_ms[into])
+                moved = back + _transfer_ms(walk.sums[entry, 0], devices.bytes_per_ms[into], devices.latency_ms[into])
                 stages.moved_ms[into * links + out, kept] = moved
                 stages.stage_ms[into * links + out, kept] = max(compute, moved) if overlapped else compute + moved
         kept += 1
@@ -371,8 +373,8 @@ def least_bottleneck(
     last = sets.held.shape[1] - 1
     useful, usable = np.zeros(last + 1, dtype=np.bool_), np.zeros(devices.available.shape[0], dtype=np.bool_)
     useful[last] = True
-    best = np.empty(devices.ms_per_byte.shape[0])
-    most_available = np.int64(2) ** 62 if overflow else devices.available.max()
+    best = np.empty(devices.bytes_per_ms.shape[0])
+    most_available = 1 << 62 if overflow else int(devices.available.max())
     answer, work = np.inf, 0
     walk.stamp[:] = -1
     for t in range(tails.stages.shape[0]):
@@ -490,7 +492,7 @@ def least_communication(
     last = sets.held.shape[1] - 1
     useful, usable = np.zeros(last + 1, dtype=np.bool_), np.zeros(devices.available.shape[0], dtype=np.bool_)
     useful[last] = True
-    links = devices.ms_per_byte.shape[0]
+    links = devices.bytes_per_ms.shape[0]
     best = Choices(
         np.empty(links),
         np.empty(links, dtype=np.int64),
@@ -498,7 +500,7 @@ def least_communication(
         np.empty(links, dtype=np.int32),
         np.empty(links, dtype=np.int8),
     )
-    most_available = np.int64(2) ** 62 if overflow else devices.available.max()
+    most_available = 1 << 62 if overflow else int(devices.available.max())
     root, root_end, root_out, root_moved, root_memory, work = -1, -1, -1, np.inf, 0, 0
     walk.stamp[:] = -1
     for t in range(tails.stages.shape[0]):
@@ -532,7 +534,7 @@ def least_communication(
                 length = tails.stages[t]
                 slot = memory.slot_of[length - 1] if start > 0 or length == 1 else memory.first_slot
                 _open(best.moved_ms, start, devices.receives_over[a])
-                best.memory[:] = np.int64(2) ** 62
+                best.memory[:] = 1 << 62
                 _least_moved(t, slot, kept, tails, stages, devices.available[a], rest, bound, overflow, best)
                 work += kept
                 if start == 0:

@@ -36,7 +36,8 @@ def cluster_of(workers: int) -> Cluster:
 
 
 def compile_kind(name: str, folder: Path, most: int = 4) -> tuple[Path, LoadedWorkload, Plan]:
-    """A plan whose virtual workers cut the model at different places: in two stages at up to ``most``, in three at one."""
+    """A plan whose virtual workers cut the model at different places: in two stages at up to ``most``, in three at
+    one."""
     loaded = load_workload(MODELS, {"name": name})
     compilation = Compilation(cluster_of(1), captured=capture(loaded))
     pipeline = Pipeline()

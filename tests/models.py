@@ -1,4 +1,4 @@
-"""Small models with the traits that break partitioners, each a workload: ``load_workload(models.py, {"name": "TiedLM"})``.
+"""Small models with the traits that break partitioners, each a workload: settings ``{"name": "TiedLM"}``.
 
 The kinds are those of public issues around splitting models. All are tiny, and none of them needs data.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
 from hetpipe_compiler import Workload
@@ -135,7 +135,7 @@ class BNConvNet(nn.Module):
 
 
 class InplaceNet(nn.Module):
-    """In-place operators in all positions: results unused, views alive, slices, masks, after the value was read elsewhere."""
+    """In-place operators in all positions: results unused, views alive, slices, masks, values read before."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -334,7 +334,7 @@ class OptionalArgs(nn.Module):
 
 
 class ConstInForward(nn.Module):
-    """Constants of all origins: numbers, tensors made in forward or held as plain attributes, buffers computed early."""
+    """Constants of all origins: numbers, tensors made in forward or held as attributes, buffers computed early."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -587,7 +587,9 @@ class Checkpointed(nn.Module):
         self.a, self.b, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = torch.utils.checkpoint.checkpoint(lambda t: torch.relu(self.b(torch.relu(self.a(t)))), x, use_reentrant=False)
+        h = torch.utils.checkpoint.checkpoint(
+            lambda t: torch.relu(self.b(torch.relu(self.a(t)))), x, use_reentrant=False
+        )
         return self.head(h)
 
 
@@ -722,6 +724,16 @@ class WritesParameterView(_Head):
         return self.head(self.a(x))
 
 
+class EarlyAutocast(_Head):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cast = torch.autocast("cuda", dtype=torch.bfloat16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with self.cast:
+            return self.head(self.a(x)).float()
+
+
 class CumulativeNorm(_Head):
     def __init__(self) -> None:
         super().__init__()
@@ -802,7 +814,7 @@ REFUSED: dict[str, Kind] = {
         m.__name__: _classifier(m)
         for m in (
             BranchOnValue, Condition, Counter, PlainState, BooleanIndex, ItemInForward, WritesParameter,
-            WritesParameterView, CumulativeNorm, KeepsLast, Resized, Keyword, SharedMemory, DetachedLoss, WrongShape,
+            WritesParameterView, CumulativeNorm, EarlyAutocast, KeepsLast, Resized, Keyword, SharedMemory, DetachedLoss, WrongShape,
         )
     },
     "NoScalar": Kind(NoScalar, vectors),

@@ -29,11 +29,11 @@ def test_a_plan_and_the_time_of_each_step(tmp_path: Path) -> None:
 
 def test_options_reach_the_plan(tmp_path: Path) -> None:
     options = CompileOptions(
-        policy="ED", nm=2, staleness=3, placement="round-robin", update_scale=1.0, splits=(("layers.3", "layers.9"),),
+        policy="NP", nm=2, staleness=3, placement="round-robin", update_scale=1.0, splits=(("layers.3", "layers.9"),),
         seed=5, weights=False,
     )  # fmt: skip
     plan = compile(MODELS, CLUSTER, tmp_path / "out", settings=MODEL, options=options).plan
-    assert (plan.policy, plan.nm, plan.staleness, plan.placement) == ("ED", 2, 3, "round-robin")
+    assert (plan.policy, plan.nm, plan.staleness, plan.placement) == ("NP", 2, 3, "round-robin")
     assert (plan.update_scale, plan.seed, plan.weights) == (1.0, 5, False)
     assert not (tmp_path / "out" / "weights.safetensors").exists()
     for worker in plan.virtual_workers:

@@ -16,7 +16,17 @@ if TYPE_CHECKING:
     from hetpipe_compiler.ir.plan import Plan
 
 #: Names of the passes, in order; here so that --help need not import them.
-PASSES = ("normalize", "annotate_cost", "fuse_atomic", "coarsen", "allocate", "partition", "schedule", "verify")
+PASSES = (
+    "normalize",
+    "annotate_cost",
+    "apply_profile",
+    "fuse_atomic",
+    "coarsen",
+    "allocate",
+    "partition",
+    "schedule",
+    "verify",
+)
 
 
 def command(
@@ -46,7 +56,8 @@ def command(
     seed: Annotated[int, typer.Option(help="seed of the initial weights")] = 0,
     no_weights: Annotated[bool, typer.Option("--no-weights", help="leave initial weights to hetpipe-run")] = False,
     verify: Annotated[
-        bool, typer.Option("--verify", help="run the stages beside the model; write no plan that computes something else")
+        bool,
+        typer.Option("--verify", help="run the stages beside the model; write no plan that computes something else"),
     ] = False,
     profile: Annotated[
         list[Path] | None,
@@ -135,3 +146,7 @@ def _report(plan: Plan, out: Path, json: bool) -> None:
 def main() -> Any:
     """Entry point."""
     return run_app(single_command(command))
+
+
+if __name__ == "__main__":
+    main()

@@ -29,15 +29,15 @@ def capture(loaded: LoadedWorkload) -> Captured:
     """Capture model and loss.
 
     Raises:
-        WorkloadError: HP106-HP107 the example does not fit, or there is no scalar loss; HP108 no trainable parameters; HP110
-            the model or the loss raises; HP111-HP113 it cannot be captured as it is meant; HP115 autocast is off; HP116 two
-            parameters share memory.
+        WorkloadError: HP106-HP107 the example does not fit, or there is no scalar loss; HP108 no trainable parameters;
+            HP110 the model or the loss raises; HP111-HP113 it cannot be captured as it is meant; HP115 autocast is off;
+            HP116 two parameters share memory.
     """
     model = build_on_meta(loaded)
     captured = _capture_on(loaded, model, _example(loaded, "meta")) if model is not None else None
     if captured is None:
-        # The constructor or forward computes with values (drop-path rates from linspace().item()), a constant has none on
-        # meta (torch.tensor(1.0, device=x.device)), or autocast decides on dtypes by device: look at a real model.
+        # The constructor or forward computes with values (drop-path rates from linspace().item()), a constant has none
+        # on meta (torch.tensor(1.0, device=x.device)), or autocast decides on dtypes by device: look at a real model.
         captured = _capture_on(loaded, build_real(loaded, seed=0), _example(loaded, "cpu"))
         assert captured is not None
     return captured
@@ -185,11 +185,20 @@ def _check_loss(loaded: LoadedWorkload, captured: Captured) -> None:
 
 
 def _refuse_control_flow(loaded: LoadedWorkload, graph_module: fx.GraphModule) -> None:
-    """``torch.cond`` and its kin hold graphs that a stage module has no form for: HP112."""
+    """``torch.cond`` and its kin hold graphs that a stage module has no form for: HP112; HP115 for autocast."""
     for module in graph_module.modules():
         for node in module.graph.nodes if isinstance(module, fx.GraphModule) else ():
             target = node.target
             regions = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
+            if str(target) == "wrap_with_autocast" and node.args[0] == "cuda":
+                # Inside forward "cuda" is seen as the CPU (`autocast_on_cpu`): this one was made before, and torch may
+                # have switched it off because there is no GPU here.
+                raise WorkloadError(
+                    "HP115",
+                    'an autocast("cuda") that was made outside forward may be off without a GPU',
+                    where=str(loaded.path),
+                    hint="make it in forward: with torch.autocast(x.device.type, ...)",
+                )
             if isinstance(target, torch._ops.HigherOrderOperator) and str(target) not in regions:
                 raise WorkloadError(
                     "HP112",

@@ -1,7 +1,7 @@
 """Run ``torch.export`` on a training step, and tell in the user's terms why it cannot follow.
 
-Export follows one call of ``forward``. What a call leaves behind in plain attributes, for the next call to find, is lost on it;
-a model that counts on such an attribute is refused rather than changed in meaning.
+Export follows one call of ``forward``. What a call leaves behind in plain attributes, for the next call to find, is
+lost on it; a model that counts on such an attribute is refused rather than changed in meaning.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from unittest import mock
 import torch
 from torch._subclasses import FakeTensorMode
 from torch.export import ExportedProgram
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.frontend.load import user_line
@@ -35,7 +36,8 @@ _Attribute: TypeAlias = tuple[str, str]
 
 @dataclass(eq=False)
 class _Observed:
-    """Plain attributes of modules before and after ``forward``; export puts them back, so they are looked at inside it."""
+    """Plain attributes of modules before and after ``forward``; export puts them back, so they are looked at inside
+    it."""
 
     before: dict[_Attribute, Any] = field(default_factory=dict)
     after: dict[_Attribute, Any] = field(default_factory=dict)
@@ -245,7 +247,8 @@ def _is_free(program: ExportedProgram) -> bool:
 
 
 def cannot_export(step: TrainingStep, tensors: tuple[torch.Tensor, ...], path: Path, error: Exception) -> WorkloadError:
-    """Tell a model that raises (HP110) from one that only export cannot follow (HP111), by calling it on real tensors."""
+    """Tell a model that raises (HP110) from one that only export cannot follow (HP111), by calling it on real
+    tensors."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -259,9 +262,12 @@ def cannot_export(step: TrainingStep, tensors: tuple[torch.Tensor, ...], path: P
             where=_place(own, path),
             hint="run one training step on the example in plain PyTorch",
         )
+    problem = f"torch.export cannot follow the model: {first_line(error)}"
+    if isinstance(error, GuardOnDataDependentSymNode):
+        problem = "what forward does depends on a tensor's values, which nobody knows when compiling"
     return WorkloadError(
         "HP111",
-        f"torch.export cannot follow the model: {first_line(error)}",
+        problem,
         where=_place(error, path),
         hint="a branch or a loop that depends on values must become torch.where or a fixed count",
     )
@@ -286,7 +292,8 @@ def _place(error: BaseException, path: Path) -> str:
 def _meta_as_cpu() -> Iterator[None]:
     """While export looks, meta tensors say that they are on the CPU, which is the path that runs on every device.
 
-    Models ask ``x.device.type == "cpu"`` to go around what only a GPU can do; and a constant made on ``x.device`` keeps its value.
+    Models ask ``x.device.type == "cpu"`` to go around what only a GPU can do; and a constant made on ``x.device`` keeps
+    its value.
     """
     original = FakeTensorMode.from_tensor
 

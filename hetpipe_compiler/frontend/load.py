@@ -70,8 +70,8 @@ def load_workload(path: Path, settings: dict[str, Any] | None = None) -> LoadedW
     """Run ``path`` and call its ``workload(**settings)``.
 
     Raises:
-        WorkloadError: HP101 no such file; HP103 the file raises; HP104 no ``workload`` function in it; HP102 a setting that
-            it does not take; HP105 it returns no `Workload`.
+        WorkloadError: HP101 no such file; HP103 the file raises; HP104 no ``workload`` function in it; HP102 a setting
+            that it does not take; HP105 it returns no `Workload`.
     """
     settings = settings or {}
     if not path.is_file():

@@ -1,7 +1,7 @@
 """``no_grad`` and ``autocast`` regions, and what may hold one.
 
-Export makes a sub-graph of each region. A sub-graph could not be cut and would hide what it writes, so its nodes move into the
-main graph and each remembers the contexts that it runs in.
+Export makes a sub-graph of each region. A sub-graph could not be cut and would hide what it writes, so its nodes move
+into the main graph and each remembers the contexts that it runs in.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Model and loss as one module over the batch's tensors: the thing that is captured, and the oracle that plans are held to."""
+"""Model and loss as one module over the batch's tensors: the thing that is captured, and the oracle that plans are held
+to."""
 
 from __future__ import annotations
 
@@ -74,7 +75,8 @@ def split_batch(batch: Any, targets: int | Sequence[str]) -> tuple[tuple[Any, ..
 
 
 def own_loss(output: Any) -> torch.Tensor:
-    """The loss in a model's own output: the output itself, ``.loss`` or ``["loss"]``; `WorkloadError` HP107 otherwise."""
+    """The loss in a model's own output: the output itself, ``.loss`` or ``["loss"]``; `WorkloadError` HP107
+    otherwise."""
     loss = output
     if not isinstance(output, torch.Tensor):
         loss = getattr(output, "loss", None)

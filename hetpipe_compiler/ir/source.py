@@ -20,7 +20,8 @@ def module_path(node: fx.Node) -> str:
 
 
 def source_place(node: fx.Node, root: Path) -> str:
-    """``model.py:31``: the innermost line of the user's (or a library's) code outside torch that made the node; '' if unknown."""
+    """``model.py:31``: the innermost line of the user's (or a library's) code outside torch that made the node; '' if
+    unknown."""
     frames = re.findall(r'File "(.+?)", line (\d+)', node.meta.get("stack_trace") or "")
     for name, line in reversed(frames):
         path = Path(name)

@@ -1,11 +1,11 @@
 """Time one call of an operator, forward and backward, as it runs in training.
 
-1. Arguments are made from their metadata: random numbers for floats; for integers 0 and 1, but row numbers of embeddings
-   from the whole table.
+1. Arguments are made from their metadata: random numbers for floats; for integers 0 and 1, but row numbers of
+   embeddings from the whole table.
 2. Several sets of arguments take turns, so that together they outgrow the caches: in a model, weights and most
    activations come from memory.
-3. Forward runs with autograd recording. Backward is the call's own gradient, less what starting autograd's engine costs,
-   which a stage pays once and not for every operator.
+3. Forward runs with autograd recording. Backward is the call's own gradient, less what starting autograd's engine
+   costs, which a stage pays once and not for every operator.
 4. After a warm-up, runs repeat until they add up to a given time. The median counts; the spread is half the distance
    between the quartiles, relative to the median.
 """
@@ -34,7 +34,7 @@ _MAX_SETS = 8
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure a call. Runs stop at ``max_runs``, or from ``min_runs`` on when they add up to ``seconds``."""
+    """How long to measure a call: up to ``max_runs``, or from ``min_runs`` on until they add up to ``seconds``."""
 
     warmup: int = 2
     min_runs: int = 5
@@ -61,11 +61,17 @@ class Times:
 
 @dataclass(frozen=True)
 class CallTimes:
-    """What `measure_call` found. ``saved_bytes``: kept from forward to backward, parameters excluded."""
+    """What `measure_call` found.
+
+    Attributes:
+        saved_bytes: Kept from forward to backward, parameters excluded.
+        peak_bytes: Most memory in use at once beyond the arguments; None on a CPU, which does not tell.
+    """
 
     forward: Times
     backward: Times
     saved_bytes: int
+    peak_bytes: int | None
     runs: int
 
 
@@ -81,6 +87,9 @@ def measure_call(call: NodeCall, device: torch.device, effort: Effort) -> CallTi
     forward_ms: list[float] = []
     backward_ms: list[float] = []
     saved_bytes = 0
+    before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -97,7 +106,8 @@ def measure_call(call: NodeCall, device: torch.device, effort: Effort) -> CallTi
     finally:
         if collecting:
             gc.enable()
-    return CallTimes(Times.of(forward_ms), Times.of(backward_ms), saved_bytes, len(forward_ms))
+    peak = torch.cuda.max_memory_allocated(device) - before if device.type == "cuda" else None
+    return CallTimes(Times.of(forward_ms), Times.of(backward_ms), saved_bytes, peak, len(forward_ms))
 
 
 def _run_once(
@@ -173,6 +183,11 @@ def _view_chain_ms(device: torch.device, length: int) -> float:
         torch.autograd.grad(out, leaf, gradient)
         samples.append(clock() - begin)
     return statistics.median(samples)
+
+
+def bytes_needed(call: NodeCall) -> int:
+    """Memory for one set of arguments, their gradients, and about as much again for what the call makes."""
+    return 3 * sum(t.numel() * t.element_size() for t in call.leaves if isinstance(t, torch.Tensor))
 
 
 def _argument_sets(call: NodeCall, device: torch.device) -> list[list[Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,11 +21,19 @@ from hetpipe_compiler.ir.plan import Plan
 from hetpipe_compiler.ir.schedule import Schedule
 
 CLUSTER = cluster_of(1)
-FILES = {"plan.json", "schedule.csv", "stages", "weights.safetensors", "constants.safetensors", "graph.json", "model.py"}
+FILES = {
+    "plan.json",
+    "schedule.csv",
+    "stages",
+    "weights.safetensors",
+    "constants.safetensors",
+    "graph.json",
+    "model.py",
+}
 
 
-def make(folder: Path, name: str = "SkipOver", **options: object) -> Plan:
-    return compile(MODELS, CLUSTER, folder, settings={"name": name}, options=CompileOptions(**options)).plan  # type: ignore
+def make(folder: Path, name: str = "SkipOver", **options: Any) -> Plan:
+    return compile(MODELS, CLUSTER, folder, settings={"name": name}, options=CompileOptions("NP", **options)).plan
 
 
 def test_what_is_in_it(tmp_path: Path) -> None:
@@ -32,7 +41,8 @@ def test_what_is_in_it(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "out"
     assert {p.name for p in folder.iterdir()} == FILES
     assert Plan.load(folder) == plan
-    assert Schedule.from_csv((folder / "schedule.csv").read_text()).nm == plan.nm
+    text = (folder / "schedule.csv").read_text()
+    assert Schedule.from_csv(text, nm=plan.nm, staleness=plan.staleness).to_csv() == text
     assert (folder / "model.py").read_bytes() == MODELS.read_bytes()
     assert {p.name for p in (folder / "stages").iterdir()} == {"partition0_stage0.py", "partition0_stage1.py"}
     assert Cluster.from_dict(plan.cluster) == CLUSTER

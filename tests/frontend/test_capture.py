@@ -45,7 +45,9 @@ def refused(code: str, loaded: LoadedWorkload) -> WorkloadError:
 
 def test_no_weights_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capturing, "build_real", lambda *_: pytest.fail("built for real"))
-    found = capture(job(lambda: nn.Sequential(nn.Linear(8, 100_000), nn.Linear(100_000, 100_000), nn.Linear(100_000, 5))))
+    found = capture(
+        job(lambda: nn.Sequential(nn.Linear(8, 100_000), nn.Linear(100_000, 100_000), nn.Linear(100_000, 5)))
+    )
     assert sum(p.bytes for p in found.parameters) > 4e10
 
 
@@ -66,7 +68,7 @@ def test_a_constructor_that_needs_values_is_built_for_real() -> None:
 
 def test_constants_keep_their_values() -> None:
     found = of_kind("ConstInForward")
-    values = {n: v for n, v in found.constant_values.items()}
+    values = found.constant_values
     assert torch.equal(values["constant_plain"], torch.linspace(0.5, 1.5, models.WIDTH))
     assert not any(v.is_meta for v in values.values())
     assert {t.name for t in found.constants} == set(values)

@@ -33,7 +33,8 @@ def test_a_dict_names_its_targets() -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch", "targets"), [((1, 2), 3), ((1, 2), -1), ({"x": 1}, 1), ({"x": 1}, ["y"]), (torch.ones(2), 1), ((1,), ["y"])]
+    ("batch", "targets"),
+    [((1, 2), 3), ((1, 2), -1), ({"x": 1}, 1), ({"x": 1}, ["y"]), (torch.ones(2), 1), ((1,), ["y"])],
 )
 def test_what_does_not_fit(batch: Any, targets: Any) -> None:
     assert refused("HP106", split_batch, batch, targets).hint

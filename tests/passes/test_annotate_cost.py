@@ -11,7 +11,7 @@ import pytest
 import torch
 from kinds import MODELS, cluster_of
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 

@@ -37,7 +37,7 @@ class Needy(Pass):
     requires: ClassVar[tuple[str, ...]] = ("chain",)
 
     def run(self, compilation: Compilation) -> None:
-        raise AssertionError("must not run")
+        raise AssertionError(f"must not run on {compilation}")
 
 
 def test_runs_times_and_dumps() -> None:

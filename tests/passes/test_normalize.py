@@ -6,7 +6,7 @@ import pytest
 import torch
 from graphs import calls, captured
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.passes.normalize import Storages, mutated_arguments, normalize

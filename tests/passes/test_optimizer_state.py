@@ -56,9 +56,9 @@ def test_names_are_given_to_who_asks() -> None:
     real = {n: torch.nn.Parameter(torch.zeros(2)) for n in PARAMETERS}
     make_optimizer(named, real)
     assert seen == list(PARAMETERS)
-    assert make_optimizer(lambda parameters: torch.optim.SGD(parameters, lr=0.1), real).param_groups[0]["params"] == list(
-        real.values()
-    )
+    assert make_optimizer(lambda parameters: torch.optim.SGD(parameters, lr=0.1), real).param_groups[0][
+        "params"
+    ] == list(real.values())
 
 
 def test_an_optimizer_that_reads_values_is_measured_for_real() -> None:

@@ -1,0 +1,80 @@
+"""Put measured times in place of estimates, for every node whose key a profile has.
+
+1. A profile counts for the device kind that it names. Of several for one kind, the last that measured a key counts.
+2. Nodes whose key no profile of the kind has keep their estimate; a block is called measured if all its nodes are.
+3. A profile for a kind that the cluster does not have is refused, and so are profiles that match no node at all: the
+   batch size or the model is another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+from hetpipe_compiler.errors import ClusterError
+from hetpipe_compiler.ir.config_file import suggestion
+from hetpipe_compiler.ir.costs import NodeCost
+from hetpipe_compiler.ir.profile_file import Operator, Profile, load_profile, merged
+from hetpipe_compiler.passes.base import Compilation, Pass
+
+
+@dataclass(frozen=True)
+class ApplyProfile(Pass):
+    """See the module's rules."""
+
+    name: ClassVar[str] = "apply_profile"
+    requires: ClassVar[tuple[str, ...]] = ("costs",)
+    ensures: ClassVar[tuple[str, ...]] = ("costs",)
+
+    paths: tuple[Path, ...] = ()
+
+    def run(self, compilation: Compilation) -> None:
+        assert compilation.costs is not None
+        profiles = load_profiles(self.paths, [kind.name for kind in compilation.cluster.kinds()])
+        compilation.costs = apply_profiles(compilation.costs, profiles)
+        if self.paths and not any(cost.measured for cost in compilation.costs.values()):
+            raise ClusterError(
+                "HP235",
+                f"matches none of the model's {len(compilation.costs)} nodes",
+                where=", ".join(map(str, self.paths)),
+                hint="run hetpipe-profile on this model.py with the same --set values",
+            )
+
+    def dump(self, compilation: Compilation) -> str:
+        assert compilation.costs is not None
+        rows = [f"{'node':40} measured on"]
+        rows += [f"{name:40} {' '.join(cost.measured) or '-'}" for name, cost in compilation.costs.items()]
+        return "\n".join(rows)
+
+
+def load_profiles(paths: Sequence[Path], kinds: Sequence[str]) -> list[Profile]:
+    """Read profiles. Raises `ClusterError` HP230-HP231, and HP234 for a kind that is not among ``kinds``."""
+    profiles = []
+    for path in paths:
+        profile = load_profile(path)
+        if profile.kind not in kinds:
+            raise ClusterError(
+                "HP234",
+                f"is of kind '{profile.kind}', which the cluster does not have",
+                where=str(path),
+                hint=suggestion(profile.kind, kinds),
+            )
+        profiles.append(profile)
+    return profiles
+
+
+def apply_profiles(costs: Mapping[str, NodeCost], profiles: Sequence[Profile]) -> dict[str, NodeCost]:
+    """Costs with `NodeCost.measured` filled in."""
+    kinds = merged(profiles)
+    return {name: _with(cost, kinds) for name, cost in costs.items()}
+
+
+def _with(cost: NodeCost, kinds: Mapping[str, Mapping[str, Operator]]) -> NodeCost:
+    measured = {}
+    for kind, operators in kinds.items():
+        times = operators.get(cost.key)
+        if times is not None and times.forward_ms is not None and times.backward_ms is not None:
+            measured[kind] = (times.forward_ms, times.backward_ms)
+    return replace(cost, measured={**cost.measured, **measured}) if measured else cost
