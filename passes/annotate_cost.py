@@ -35,6 +35,8 @@ from hetpipe_compiler.passes.node_key import node_key
 _FREE = frozenset(
     {"aten::detach", "aten::alias", "aten::lift_fresh", "aten::empty", "aten::sym_size", "aten::_unsafe_view"}
 )
+#: Operators that pick from a table.
+_GATHERS = frozenset({"aten::embedding", "aten::index", "aten::index_select", "aten::gather"})
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,9 @@ def _work_of(func: Any, args: Any, kwargs: Any, out: Any) -> Work:
     formula = flop_registry.get(func._overloadpacket)
     flops = int(formula(*args, **kwargs, out_val=out)) if formula else sum(t.numel() for t in outs)
     unique = {id(t): t for t in (*ins, *outs)}
-    moved = sum(_bytes(t) for t in unique.values())
+    # A gather reads the rows that it picks, not the whole table.
+    most = sum(map(_bytes, outs)) if func._schema.name in _GATHERS else None
+    moved = sum(_bytes(t) if most is None else min(most, _bytes(t)) for t in unique.values())
     dtype = next((t.dtype for t in (*outs, *ins) if t.is_floating_point()), torch.int64)
     return Work(flops, moved, str(dtype).removeprefix("torch."), _operator_class(func._schema.name))
 

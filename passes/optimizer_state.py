@@ -57,7 +57,7 @@ def optimizer_factor(make: Callable[[Any], torch.optim.Optimizer], parameters: M
 def _state_bytes(make: Callable[[Any], torch.optim.Optimizer], parameters: Mapping[str, torch.nn.Parameter]) -> int:
     optimizer = make_optimizer(make, parameters)
     for parameter in parameters.values():
-        parameter.grad = torch.empty_like(parameter)
+        parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     # Step counters stay on the host and weigh nothing beside the rest.
     tensors = [

@@ -5,28 +5,43 @@ An epoch is as long as the largest shard; a shorter shard wraps round within it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from itertools import repeat
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice, repeat
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from hetpipe_compiler.errors import RunError
+from hetpipe_compiler.frontend.load import user_line
 from hetpipe_compiler.runtime.randomness import data_seed, epoch_seed, seed_everything
 
 if TYPE_CHECKING:
     from hetpipe_compiler.frontend.load import LoadedWorkload
     from hetpipe_compiler.ir.plan import Plan, Port
 
+_COUNTING_S = 10.0
 
-def shard_lengths(workload: LoadedWorkload, num_shards: int, seed: int) -> tuple[int, ...] | None:
+
+def shard_lengths(
+    workload: LoadedWorkload,
+    num_shards: int,
+    seed: int,
+    *,
+    at_most: int | None = None,
+    on_note: Callable[[str], None] | None = None,
+) -> tuple[int, ...] | None:
     """Batches in each shard in the first epoch; None for a workload without ``data``.
 
     ``len()`` of what ``data`` returns where it has one, else its batches are counted once.
 
+    Args:
+        at_most: Count no further: a run of so many minibatches meets no more of them.
+        on_note: Told when counting takes long.
+
     Raises:
-        RunError: HP515 when a shard has none.
+        RunError: HP515 when a shard has none; HP517 when ``data`` raises, or returns what yields nothing.
     """
     data = workload.workload.data
     if data is None:
@@ -34,14 +49,44 @@ def shard_lengths(workload: LoadedWorkload, num_shards: int, seed: int) -> tuple
     lengths = []
     for shard in range(num_shards):
         seed_everything(epoch_seed(seed, 0))
-        batches = data(shard, num_shards, epoch_seed(seed, 0))
+        call = f"data(shard={shard}, num_shards={num_shards}, ...)"
         try:
-            lengths.append(len(batches))  # type: ignore[arg-type]
-        except TypeError:
-            lengths.append(sum(1 for _ in batches))
+            batches: Any = data(shard, num_shards, epoch_seed(seed, 0))
+            if hasattr(batches, "__len__"):
+                lengths.append(len(batches))
+            elif hasattr(batches, "__iter__"):
+                lengths.append(_count(batches, call, at_most, on_note))
+            else:
+                lengths.append(-1)
+        except Exception as error:
+            raise RunError(
+                "HP517",
+                f"{call} raised {type(error).__name__}: {error}",
+                where=user_line(error, workload.path),
+                hint="call it once in plain Python: for batch in data(0, 1, seed=0)",
+            ) from error
+        if lengths[-1] < 0:
+            raise RunError(
+                "HP517",
+                f"{call} returned {type(batches).__name__}, which yields no batches",
+                where=str(workload.path),
+                hint="return a list of batches, a DataLoader, or make it a generator",
+            )
         if not lengths[-1]:
             raise _no_batches(workload, shard, num_shards)
     return tuple(lengths)
+
+
+def _count(batches: Iterable[Any], call: str, at_most: int | None, on_note: Callable[[str], None] | None) -> int:
+    """How many there are; says so now and then, because a stream may be long or have no end."""
+    told = time.monotonic()
+    count = 0
+    for _ in islice(batches, at_most):
+        count += 1
+        if on_note is not None and time.monotonic() - told > _COUNTING_S:
+            told = time.monotonic()
+            on_note(f"counting the batches of {call}, which has no len(): {count} so far; --steps needs no count")
+    return count
 
 
 class BatchSource:

@@ -1,7 +1,7 @@
 """What a stage needs from the world, as two small interfaces.
 
-The interpreter implements them in memory and virtual time; a distributed worker with torch.distributed and ZeroMQ. The engine
-in between (`hetpipe_compiler.runtime.stage`) cannot tell which it has, which is why both train the same numbers.
+The interpreter implements them in memory and virtual time; a distributed worker with torch.distributed and ZeroMQ. The
+engine in between (`hetpipe_compiler.runtime.stage`) cannot tell which it has, so both train the same numbers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Mailbox(Protocol):
     """Messages between the stages of one virtual worker. One message per kind, minibatch and pair of stages."""
 
     def send(self, kind: MessageKind, minibatch: int, peer: int, values: Mapping[str, Any]) -> None:
-        """Hand over named values (tensors, None, int, float, bool), in their order; may return before they are delivered."""
+        """Hand over named values (tensors, None, int, float, bool), in order; may return before they are delivered."""
 
     def receive(self, kind: MessageKind, minibatch: int, peer: int, names: tuple[str, ...]) -> dict[str, Any]:
         """Wait for the values of that message; tensors are the receiver's own (never shared with the sender)."""
@@ -51,7 +51,7 @@ class ParameterLink(Protocol):
     """A stage's way to the parameter servers that hold its parameters."""
 
     def push(self, wave: int, updates: Mapping[str, Tensor], need: int) -> None:
-        """Send the summed updates of ``wave`` and ask for weights at clock >= ``need`` (exactly ``need`` when reproducible).
+        """Send the summed updates of ``wave``, ask for weights at clock >= ``need`` (exactly ``need`` if reproducible).
 
         ``updates`` are copied or sent before this returns as far as the caller can tell: it may reuse the tensors.
         """
@@ -60,7 +60,7 @@ class ParameterLink(Protocol):
         """Replies that have arrived, oldest first, without waiting."""
 
     def wait(self, clock: int) -> list[PulledWeights]:
-        """Wait until every server has sent weights at ``clock`` or later; the replies not handed out before, oldest first."""
+        """Wait until every server has sent weights at ``clock`` or later; replies not handed out yet, oldest first."""
 
     def buffers(self, values: Mapping[str, Tensor], samples: int) -> None:
         """Report the buffers that training changes, with the number of samples seen so far."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,13 +47,15 @@ def save(path: Path, tensors: Mapping[str, Tensor], **facts: Any) -> None:
         temporary.chmod(mode)  # safetensors makes files that nobody else may read
         temporary.replace(path)
     except (OSError, SafetensorError) as error:
-        temporary.unlink(missing_ok=True)
         raise RunError(
             "HP557",
             f"cannot write the weights: {getattr(error, 'strerror', None) or error}",
             where=str(path),
             hint="make room, or choose another -o",
         ) from error
+    finally:  # Ctrl-C comes here too
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def evaluate(loaded: LoadedWorkload, weights: Path, seed: int) -> dict[str, float] | None:

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 import zmq
 
+from hetpipe_compiler.runtime.processes import LAUNCHER_VARIABLE
 from hetpipe_compiler.runtime.waits import Activity
 
 if TYPE_CHECKING:
@@ -85,7 +86,8 @@ class StatusThread(threading.Thread):
         self._sender = sender
         self._activity = activity
         self._more = more or dict
-        self._parent = os.getppid()
+        # Not what getppid() says now: the launcher may have gone while this process was still importing.
+        self._parent = int(os.environ.get(LAUNCHER_VARIABLE) or os.getppid())
         self._stopped = threading.Event()
 
     def run(self) -> None:

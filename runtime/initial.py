@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hetpipe_compiler.errors import ArtifactError
 
@@ -31,7 +32,19 @@ def load_constants(plan: Plan, folder: Path) -> dict[str, Tensor]:
     return _load(folder / CONSTANTS_FILE, [t.name for t in plan.constants]) if plan.constants else {}
 
 
+def check_names(path: Path, names: Iterable[str]) -> None:
+    """Look whether the file has these values, without reading them; raises `ArtifactError` HP416."""
+    with _opened(path, list(names)):
+        pass
+
+
 def _load(path: Path, names: list[str]) -> dict[str, Tensor]:
+    with _opened(path, names) as file:
+        return {name: file.get_tensor(name) for name in names}
+
+
+@contextmanager
+def _opened(path: Path, names: list[str]) -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
@@ -46,6 +59,6 @@ def _load(path: Path, names: list[str]) -> dict[str, Tensor]:
                     where=str(path),
                     hint="compile again, or give weights of the same model",
                 )
-            return {name: file.get_tensor(name) for name in names}
-    except SafetensorError as error:
+            yield file
+    except (OSError, SafetensorError) as error:
         raise ArtifactError("HP416", f"cannot be read: {error}", where=str(path), hint="compile again") from error

@@ -121,6 +121,7 @@ def interpret(
     on_event: Callable[[dict[str, Any]], None] | None = None,
     weights: Mapping[str, Tensor] | None = None,
     device: str = "cpu",
+    lengths: tuple[int, ...] | None = None,
 ) -> InterpretResult:
     """Run ``minibatches`` of every virtual worker.
 
@@ -130,6 +131,7 @@ def interpret(
             ``{"event": "loss", "vw", "minibatch", "loss", "samples"}`` per minibatch; ``{"event": "note", "text"}``.
         weights: Initial parameters and buffers by name; default: those in the folder.
         device: Where everything computes.
+        lengths: Batches in each shard, if they are counted already.
 
     Raises:
         ArtifactError: HP415-HP417, HP420-HP421, HP436-HP437 the folder is incomplete or its schedule wrong.
@@ -142,7 +144,7 @@ def interpret(
     constants = load_constants(plan, folder)
     servers = Servers(plan, weights, reproducible, log)
     runners = _make_runners(
-        plan, folder, workload, minibatches, seed, reproducible, weights, constants, device, log, servers
+        plan, folder, workload, minibatches, seed, reproducible, weights, constants, device, log, servers, lengths
     )
     running = list(runners)
     while running:
@@ -174,11 +176,11 @@ def _make_runners(
     device: str,
     log: _Log,
     servers: Servers,
+    lengths: tuple[int, ...] | None,
 ) -> list[_Runner]:
     cluster = Cluster.from_dict(plan.cluster)
     programs = complete_programs(plan, folder, cluster, minibatches)
     clock = log.clock
-    lengths: tuple[int, ...] | None = None
     runners = []
     for vw, worker in enumerate(plan.virtual_workers):
         post = Post(worker, cluster)

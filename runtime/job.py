@@ -27,7 +27,7 @@ class Job(BaseModel):
         events: ZeroMQ endpoint of the launcher's event channel.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
 
     plan: Path
     minibatches: int

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -17,7 +18,8 @@ from rich.console import Console
 from hetpipe_compiler.errors import ArtifactError, RunError
 from hetpipe_compiler.frontend.load import LoadedWorkload, load_workload, workload_digest
 from hetpipe_compiler.ir.plan import Plan
-from hetpipe_compiler.runtime.job import Job
+from hetpipe_compiler.runtime.job import FILE_NAME, Job
+from hetpipe_compiler.runtime.preflight import check_plan_folder
 
 DEFAULT_STEPS = 100
 
@@ -90,8 +92,9 @@ def prepare(options: RunOptions, console: Console) -> Prepared:
     """Check everything and make the run folder.
 
     Raises:
-        ArtifactError: HP401-HP403 the plan; HP404 it was made from a profiled graph.
-        RunError: HP550 the run folder is in use; HP551 contradicting options; HP552 not enough GPUs.
+        ArtifactError: HP401-HP403 the plan; HP404 it was made from a profiled graph; else see `check_plan_folder`.
+        RunError: HP515, HP517 no data; HP550 the run folder is in use; HP551 contradicting options; HP552 not enough
+            GPUs; HP554 the run folder cannot be made; HP555-HP557, HP559 initial weights cannot be made.
         WorkloadError: HP1xx the workload cannot be loaded.
     """
     plan = Plan.load(options.plan)
@@ -104,11 +107,12 @@ def prepare(options: RunOptions, console: Console) -> Prepared:
         )
     _check_options(options)
     _check_run_folder(options.run)
+    check_plan_folder(plan, options.plan)
     backend = _choose_backend(options, plan, console)
     loaded = _load(options, plan, console)
     seed = plan.seed if options.seed is None else options.seed
-    minibatches, lengths = _length(options, plan, loaded, seed)
-    options.run.mkdir(parents=True, exist_ok=True)
+    minibatches, lengths = _length(options, plan, loaded, seed, console)
+    _make_run_folder(options.run)
     weights = options.plan / "weights.safetensors"
     if not plan.weights:
         weights = _make_weights(plan, loaded, seed, options.run)
@@ -142,15 +146,34 @@ def _check_options(options: RunOptions) -> None:
         raise RunError("HP551", "--interpret saves weights at the end only", hint="leave out --save-every")
     for name in ("epochs", "steps", "threads", "save_every", "timeout_s"):
         value = getattr(options, name)
-        if value is not None and value <= 0:
+        if value is not None and not value > 0:  # NaN is not
             flag = "--timeout" if name == "timeout_s" else "--" + name.replace("_", "-")
             raise RunError("HP551", f"{flag} {value:g} is not positive", hint="give a number above 0")
+    if options.port is not None and not 0 < options.port < 65536:
+        raise RunError("HP551", f"--port {options.port} is no port", hint="give one between 1 and 65535")
+    if options.seed is not None and not 0 <= options.seed < 2**63:
+        raise RunError("HP551", f"--seed {options.seed} is out of range", hint="give one between 0 and 2^63 - 1")
 
 
 def _check_run_folder(run: Path) -> None:
     if run.exists() and (not run.is_dir() or any(run.iterdir())):
         what = "is not empty" if run.is_dir() else "is a file"
         raise RunError("HP550", f"the run folder {what}", where=str(run), hint="choose another -o, or remove it")
+
+
+def _make_run_folder(run: Path) -> None:
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        probe = run / f".{FILE_NAME}.probe"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise RunError(
+            "HP554",
+            f"cannot make the run folder: {error.strerror or error}",
+            where=str(run),
+            hint="choose an -o where you may write and there is room",
+        ) from None
 
 
 def _choose_backend(options: RunOptions, plan: Plan, console: Console) -> Literal["cpu", "cuda"]:
@@ -186,11 +209,15 @@ def _load(options: RunOptions, plan: Plan, console: Console) -> LoadedWorkload:
     return load_workload(path, plan.workload.settings)
 
 
-def _length(options: RunOptions, plan: Plan, loaded: LoadedWorkload, seed: int) -> tuple[int, tuple[int, ...] | None]:
+def _length(
+    options: RunOptions, plan: Plan, loaded: LoadedWorkload, seed: int, console: Console
+) -> tuple[int, tuple[int, ...] | None]:
     """Minibatches of each virtual worker in the run, and the lengths of the shards."""
     from hetpipe_compiler.runtime.batches import shard_lengths
 
-    lengths = shard_lengths(loaded, len(plan.virtual_workers), seed)
+    lengths = shard_lengths(
+        loaded, len(plan.virtual_workers), seed, at_most=options.steps, on_note=partial(say, console)
+    )
     if lengths is None:
         if options.epochs is not None:
             raise RunError(

@@ -28,7 +28,7 @@ class WorkerProgress:
     Attributes:
         done: Minibatches that its last stage has finished.
         samples: In them.
-        loss: Mean weighted towards the newest (0.9 a minibatch); None before the first.
+        loss: Mean weighted towards the newest (0.9 a minibatch); None before the first, NaN after one that is none.
         pushed: Stage -> waves that the servers have of it.
         waiting, waiting_for_weights: Per stage, the share of its time since it began, from its status events.
     """
@@ -50,9 +50,12 @@ class WorkerProgress:
         self._recent.append((event["time"], event["samples"]))
         while self._recent[0][0] < event["time"] - _WINDOW_S and len(self._recent) > 2:
             self._recent.popleft()
-        if event["loss"] is not None:
+        if event["loss"] is None or not math.isfinite(event["loss"]):
+            self.loss, self._weight = math.nan, 0.0
+        else:
             # The mean with weights 0.9^age, exact from the first minibatch on.
-            total = (self.loss or 0.0) * self._weight * _SMOOTHING + event["loss"]
+            mean = self.loss if self._weight and self.loss is not None else 0.0
+            total = mean * self._weight * _SMOOTHING + event["loss"]
             self._weight = self._weight * _SMOOTHING + 1.0
             self.loss = total / self._weight
 
@@ -90,6 +93,7 @@ class Progress:
         self._start: float | None = None
         self._last_metrics = self._last_line = 0.0
         self._live: Live | None = None
+        self._told: set[int] = set()
 
     def __enter__(self) -> Progress:
         if self._console.is_terminal:
@@ -114,7 +118,11 @@ class Progress:
             if self._start is None:
                 self._start = event["time"]
                 self._last_line = self._last_metrics = time.time()
-            self.workers[event["vw"]].finished_minibatch(event)
+            worker = self.workers[event["vw"]]
+            worker.finished_minibatch(event)
+            if worker.loss is not None and math.isnan(worker.loss) and worker.vw not in self._told:
+                self._told.add(worker.vw)
+                self.note(f"vw{worker.vw}: the loss of minibatch {event['minibatch']} is not a finite number")
         elif kind == "push" and event["accepted"]:
             pushed = self.workers[event["vw"]].pushed
             pushed[event["stage"]] = max(pushed.get(event["stage"], 0), event["wave"] + 1)

@@ -161,7 +161,7 @@ def _open_store(port: int | None) -> Any:
 
 @contextmanager
 def _interrupts() -> Iterator[None]:
-    """SIGTERM and SIGHUP do what Ctrl-C does."""
+    """SIGTERM and SIGHUP do what Ctrl-C does; but under nohup a terminal that closes changes nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -169,7 +169,10 @@ def _interrupts() -> Iterator[None]:
     def interrupt(_signum: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield
     finally:

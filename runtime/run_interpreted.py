@@ -30,7 +30,7 @@ def run_interpreted(prepared: Prepared) -> bool:
                 record = {"kind": kind, "process": "interpreter", "time": time.time()}
                 record.update({k: v for k, v in event.items() if k != "event"})
                 if kind == "loss":
-                    record.update(kind="minibatch", samples=plan.batch_size)
+                    record["kind"] = "minibatch"
                 log.write({k: finite(v) if isinstance(v, float) else v for k, v in record.items()})
                 if kind == "note":
                     progress.note(event["text"])
@@ -46,6 +46,7 @@ def run_interpreted(prepared: Prepared) -> bool:
                 on_event=on_event,
                 weights=load_weights(plan, job.weights),
                 device=device,
+                lengths=job.shard_lengths,
             )
             path = run / "weights.safetensors"
             checkpoint.save(path, checkpoint.state_dict(plan, result.weights), virtual_ms=result.elapsed_ms)

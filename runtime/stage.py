@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hetpipe_compiler.errors import ArtifactError
+from hetpipe_compiler.errors import ArtifactError, RunError
+from hetpipe_compiler.frontend.load import user_line
 from hetpipe_compiler.ir.schedule import Instruction, Op
 from hetpipe_compiler.runtime.channels import Mailbox, MessageKind, ParameterLink
 from hetpipe_compiler.runtime.randomness import minibatch_seed, seed_torch
@@ -74,8 +76,8 @@ class StageEngine:
         optimizer, scheduler: None when nothing trains here.
 
     Raises:
-        ArtifactError: HP415 a stage module cannot be loaded. RunError: HP513 a value is missing or has another shape.
-        Whatever the user's optimizer, scheduler or model raises passes through with its traceback.
+        ArtifactError: HP415 a stage module cannot be loaded. RunError: HP513 a value is missing or has another shape;
+        HP518 optimizer or scheduler cannot be made. What they or the model raise later passes with its traceback.
     """
 
     def __init__(
@@ -314,7 +316,13 @@ def load_stage_class(folder: Path, module: str | None) -> type[nn.Module]:
     if not path.is_file() or spec is None or spec.loader is None:
         raise ArtifactError("HP415", "no such stage module", where=str(path), hint="compile again")
     loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
+    try:
+        spec.loader.exec_module(loaded)
+    except Exception as error:
+        line = error.lineno if isinstance(error, SyntaxError) else traceback.extract_tb(error.__traceback__)[-1].lineno
+        raise ArtifactError(
+            "HP415", f"{type(error).__name__}: {error}", where=f"{path}:{line}", hint="compile again, or undo the edit"
+        ) from error
     stage: type[nn.Module] | None = getattr(loaded, "Stage", None)
     if stage is None:
         raise ArtifactError("HP415", "defines no class Stage", where=str(path), hint="compile again")
@@ -328,17 +336,57 @@ def make_optimizer(
 
     The optimizer's maker gets the parameters, or ``(name, parameter)`` pairs if its first parameter is called
     ``named_parameters``.
+
+    Raises:
+        RunError: HP518 one of the two raises, or makes what cannot be stepped without knowing the loss.
     """
     if not parameters:
         return None, None
-    make = workload.workload.optimizer
-    try:
-        first = next(iter(inspect.signature(make).parameters), None)
-    except (TypeError, ValueError):
-        first = None
-    optimizer = make(list(parameters.items()) if first == "named_parameters" else list(parameters.values()))
-    scheduler = workload.workload.scheduler(optimizer) if workload.workload.scheduler is not None else None
+    make, schedule = workload.workload.optimizer, workload.workload.scheduler
+    first = next(iter(_needed(make)), None)
+    given = list(parameters.items()) if first == "named_parameters" else list(parameters.values())
+    optimizer = _made(workload, "optimizer", make, given)
+    scheduler = _made(workload, "scheduler", schedule, optimizer) if schedule is not None else None
     return optimizer, scheduler
+
+
+def _made(workload: LoadedWorkload, what: str, make: Callable[[Any], Any], argument: Any) -> Any:
+    """``make(argument)``, whose ``step()`` must take no argument."""
+    try:
+        made = make(argument)
+    except Exception as error:
+        raise RunError(
+            "HP518",
+            f"{what}() raised {type(error).__name__}: {error}",
+            where=user_line(error, workload.path),
+            hint="it is called once on every stage, with the parameters of that stage alone",
+        ) from error
+    kind = type(made).__name__
+    if not callable(getattr(made, "step", None)):
+        raise RunError(
+            "HP518",
+            f"{what}() returned {kind}, which has no step()",
+            where=str(workload.path),
+            hint=f"return the {what}",
+        )
+    needed = [name for name, default in _needed(made.step).items() if default is inspect.Parameter.empty]
+    if needed:
+        raise RunError(
+            "HP518",
+            f"{kind}.step() needs '{needed[0]}', which a stage of a pipeline cannot give",
+            where=str(workload.path),
+            hint=f"take a {what} whose step() needs no argument",
+        )
+    return made
+
+
+def _needed(function: Callable[..., Any]) -> dict[str, Any]:
+    """The positional parameters of a function with their defaults; nothing for what has no signature."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    return {p.name: p.default for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)}
 
 
 def _peer(instruction: Instruction) -> int:

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+_PACE_S = 1.0
+
 
 @dataclass(frozen=True)
 class Wait:
@@ -64,6 +66,13 @@ class Activity:
             self.waited_s += spent
             if weights:
                 self.waited_for_weights_s += spent
+
+    def pace(self, seconds: float) -> None:
+        """Sleep on purpose, as a slower machine would compute: that is progress, and the watchdog must see it."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, _PACE_S))
+            self.steps += 1
 
     def report(self) -> dict[str, Any]:
         """For the event channel; the time of an unfinished wait is included in the totals."""

@@ -181,7 +181,7 @@ class Worker:
         worker = self.plan.virtual_workers[self.vw]
         programs = load_schedule(self.plan, self.job.plan).programs[self.vw]
         costs = PipelineCosts.of_plan(worker, self.cluster)
-        # NCCL runs a pair's messages one after another on one stream, so both sides need one order; Gloo's sends return.
+        # NCCL runs a pair's messages one by one on one stream, so both sides need one order; Gloo's sends return.
         place = stage_instructions if self.job.backend == "cuda" else buffered_instructions
         return place(programs, costs, self.job.minibatches, self.index)
 
@@ -206,7 +206,7 @@ class Worker:
 
     def _pace(self, start: float, predicted_ms: float) -> None:
         if self.time_scale is not None:
-            time.sleep(max(0.0, start + predicted_ms * self.time_scale / 1e3 - time.monotonic()))
+            self.activity.pace(start + predicted_ms * self.time_scale / 1e3 - time.monotonic())
 
     def _forward_event(self, event: dict[str, Any]) -> None:
         self.events.send(event["event"], **{key: value for key, value in event.items() if key != "event"})

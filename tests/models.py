@@ -814,7 +814,8 @@ REFUSED: dict[str, Kind] = {
         m.__name__: _classifier(m)
         for m in (
             BranchOnValue, Condition, Counter, PlainState, BooleanIndex, ItemInForward, WritesParameter,
-            WritesParameterView, CumulativeNorm, EarlyAutocast, KeepsLast, Resized, Keyword, SharedMemory, DetachedLoss, WrongShape,
+            WritesParameterView, CumulativeNorm, EarlyAutocast,
+            KeepsLast, Resized, Keyword, SharedMemory, DetachedLoss, WrongShape,
         )
     },
     "NoScalar": Kind(NoScalar, vectors),

@@ -13,6 +13,7 @@ import io
 import logging
 import re
 import textwrap
+import traceback
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.frontend.load import user_line
 from hetpipe_compiler.frontend.regions import autocast_on_cpu
 from hetpipe_compiler.frontend.training_step import TrainingStep
+from hetpipe_compiler.ir.source import is_internal, short_path
 
 #: Module path and attribute.
 _Attribute: TypeAlias = tuple[str, str]
@@ -267,7 +269,7 @@ def cannot_export(step: TrainingStep, tensors: tuple[torch.Tensor, ...], path: P
         problem = "what forward does depends on a tensor's values, which nobody knows when compiling"
     return WorkloadError(
         "HP111",
-        problem,
+        problem + _library_line(error, path),
         where=_place(error, path),
         hint="a branch or a loop that depends on values must become torch.where or a fixed count",
     )
@@ -286,6 +288,20 @@ def _place(error: BaseException, path: Path) -> str:
         return line
     told = re.findall(rf'File "{re.escape(str(path.resolve()))}", line (\d+)', str(error))
     return f"{path}:{told[-1]}" if told else str(path)
+
+
+def _library_line(error: BaseException, path: Path) -> str:
+    """`` (at transformers/models/x/modeling_x.py:12)`` where the innermost model code is not the user's own file."""
+    frames = traceback.extract_tb(error.__traceback__)
+    outside = [f for f in frames if not is_internal(f.filename) and _is_model_code(Path(f.filename), path)]
+    if not outside or Path(outside[-1].filename).resolve() == path.resolve():
+        return ""
+    return f" (at {short_path(Path(outside[-1].filename), path.resolve().parent)}:{outside[-1].lineno})"
+
+
+def _is_model_code(file: Path, path: Path) -> bool:
+    """A library or a file beside the user's, not Python's own."""
+    return "site-packages" in file.parts or file.resolve().is_relative_to(path.resolve().parent)
 
 
 @contextlib.contextmanager

@@ -25,13 +25,18 @@ def source_place(node: fx.Node, root: Path) -> str:
     frames = re.findall(r'File "(.+?)", line (\d+)', node.meta.get("stack_trace") or "")
     for name, line in reversed(frames):
         path = Path(name)
-        if name.startswith(_TORCH) or "hetpipe_compiler" in path.parts or "fx/passes" in name or name[0] == "<":
+        if is_internal(name):
             continue
-        return f"{_short(path, root)}:{line}"
+        return f"{short_path(path, root)}:{line}"
     return ""
 
 
-def _short(path: Path, root: Path) -> str:
+def is_internal(name: str) -> bool:
+    """Whether a frame's file is torch's, ours, or none at all: not where the model is written."""
+    return name.startswith((_TORCH, "<")) or "hetpipe_compiler" in Path(name).parts or "fx/passes" in name
+
+
+def short_path(path: Path, root: Path) -> str:
     """A path without the machine's part: below the user's folder, below site-packages, or just the name."""
     if path.is_relative_to(root):
         return str(path.relative_to(root))

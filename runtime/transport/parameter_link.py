@@ -183,6 +183,7 @@ class ZmqParameterLink:
     def _collect(self, timeout_ms: int) -> None:
         """Take in what has arrived; wait up to ``timeout_ms`` for something to."""
         if self._held:
+            self._activity.steps += 1  # the emulated network is at work: no reason to call this a stall
             timeout_ms = min(timeout_ms, max(0, (self._held[0][0] - now_us()) // 1000 + 1))
         for socket, _ in self._poller.poll(timeout_ms):
             node = next(n for n, s in self._sockets.items() if s is socket)

@@ -152,7 +152,7 @@ class ProcessGroupMailbox:
         values = {entry[0]: self._value(entry, kind, peer) for entry in layout}
         if self._transfer_ms is not None:
             due = sent_us / 1e6 + self._transfer_ms(peer, payload_bytes) / 1e3
-            time.sleep(max(0.0, due - time.time()))
+            self._activity.pace(due - time.time())
         return values
 
     def _value(self, entry: list[Any], kind: MessageKind, peer: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,45 @@ def test_batches_without_a_length_are_counted(toy: Toy) -> None:
 
     assert shard_lengths(load(data), 2, 0) == (4, 3)
     assert BatchSource(toy.plan, 0, load(data), 0).minibatches_per_epoch == 4
+
+
+def test_an_endless_stream_is_counted_as_far_as_the_run_goes() -> None:
+    def data(shard: int, num_shards: int, seed: int) -> Any:  # noqa: ARG001
+        return (make(i) for i in itertools.count())
+
+    assert shard_lengths(load(data), 2, 0, at_most=50) == (50, 50)
+
+
+def test_long_counting_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hetpipe_compiler.runtime.batches._COUNTING_S", 0.0)
+
+    def data(shard: int, num_shards: int, seed: int) -> Any:  # noqa: ARG001
+        return (make(i) for i in range(2))
+
+    notes: list[str] = []
+    assert shard_lengths(load(data), 1, 0, on_note=notes.append) == (2,)
+    assert "no len(): 2 so far" in notes[-1]
+
+
+def broken_stream() -> Any:
+    yield make(0)
+    raise OSError("disk broke")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (lambda *_: 1 // 0, "raised ZeroDivisionError"),
+        (lambda *_: broken_stream(), "raised OSError: disk broke"),
+        (lambda: [], "raised TypeError"),
+        (lambda *_: None, "returned NoneType, which yields no batches"),
+        (lambda *_: 5, "returned int, which yields no batches"),
+    ],
+)
+def test_data_that_fails_is_the_users_error(data: Any, message: str) -> None:
+    with pytest.raises(RunError, match=message) as caught:
+        shard_lengths(load(data), 2, 0)
+    assert caught.value.code == "HP517"
 
 
 def test_a_batch_is_a_function_of_seed_worker_and_minibatch(toy: Toy) -> None:

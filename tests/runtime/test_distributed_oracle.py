@@ -147,5 +147,8 @@ def test_free_running_keeps_the_bounds_and_trains(tmp_path: Path) -> None:
     done = hetpipe_run(tmp_path / "plan", tmp_path / "run", "--steps", "26", timeout=120)
     assert done.returncode == 0, done.stderr
     _assert_bounds_kept(tmp_path / "run")
-    before, after = load_file(tmp_path / "plan" / "weights.safetensors"), load_file(tmp_path / "run" / "weights.safetensors")
+    before, after = (
+        load_file(tmp_path / "plan" / "weights.safetensors"),
+        load_file(tmp_path / "run" / "weights.safetensors"),
+    )
     assert all(not torch.equal(before[p.name], after[p.name]) for p in plan.parameters)

@@ -24,7 +24,8 @@ from hetpipe_compiler.errors import RunError
 from hetpipe_compiler.frontend.load import load_workload
 from hetpipe_compiler.ir.plan import Plan
 from hetpipe_compiler.runtime.interpret import interpret
-from hetpipe_compiler.runtime.launch import RunOptions, launch
+from hetpipe_compiler.runtime.job import Job
+from hetpipe_compiler.runtime.launch import RunOptions, launch, prepare
 
 #: One virtual worker of two stages and one server: the smallest run that has everything.
 SMALL: dict[str, Any] = {"cuts": ((2,),), "in_flight": ((2, 1),), "batches": 200}
@@ -343,11 +344,27 @@ def test_a_run_folder_in_use_is_refused(plan_folder: Path, tmp_path: Path) -> No
         {"threads": -1},
         {"timeout_s": 0.0},
         {"interpret": True, "save_every": 1},
+        {"timeout_s": float("nan")},
+        {"steps": 1, "port": 70000},
+        {"steps": 1, "seed": 2**63},
+        {"steps": 1, "seed": -1},
     ],
 )
 def test_options_that_make_no_sense_are_refused(plan_folder: Path, tmp_path: Path, options: dict[str, Any]) -> None:
     assert refused(RunOptions(plan_folder, tmp_path / "run", **options)).code == "HP551"
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_folder_that_cannot_be_made_is_refused(plan_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    error = refused(RunOptions(plan_folder, tmp_path / "file" / "run", steps=1))
+    assert error.code == "HP554"
+    assert "Not a directory" in error.message
+
+
+def test_no_timeout_at_all_reaches_the_processes(plan_folder: Path, tmp_path: Path) -> None:
+    prepared = prepare(RunOptions(plan_folder, tmp_path / "run", steps=1, timeout_s=float("inf")), Console())
+    assert Job.load(tmp_path / "run").timeout_s == prepared.job.timeout_s == float("inf")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there are GPUs here")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,15 @@ import pytest
 import torch
 from toy import BATCH, Network, Toy, make_batches, write_toy
 
-from hetpipe_compiler.errors import ArtifactError
+from hetpipe_compiler.errors import ArtifactError, RunError
+from hetpipe_compiler.frontend.load import LoadedWorkload
 from hetpipe_compiler.ir.plan import Port
 from hetpipe_compiler.ir.schedule import Instruction
+from hetpipe_compiler.ir.workload import Workload
 from hetpipe_compiler.runtime.channels import MessageKind, PulledWeights
 from hetpipe_compiler.runtime.initial import load_constants, load_weights
 from hetpipe_compiler.runtime.randomness import data_seed, epoch_seed, minibatch_seed
-from hetpipe_compiler.runtime.stage import StageEngine, load_stage_class
+from hetpipe_compiler.runtime.stage import StageEngine, load_stage_class, make_optimizer
 
 torch.set_num_threads(1)
 
@@ -228,15 +229,32 @@ def test_optimizers_may_ask_for_names(tmp_path: Path) -> None:
     assert got == ["fc0.weight", "fc0.bias", "fc1.weight", "fc1.bias"]
 
 
-def test_user_errors_keep_their_traceback(tmp_path: Path) -> None:
+def raising_optimizer(parameters: Any) -> torch.optim.Optimizer:
+    raise ValueError(f"{len(parameters)} are too many")
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (raising_optimizer, r"optimizer\(\) raised ValueError: 4 are too many"),
+        (lambda p: torch.optim.LBFGS(p), r"LBFGS.step\(\) needs 'closure'"),
+        (lambda p: len(p), r"optimizer\(\) returned int, which has no step\(\)"),
+    ],
+)
+def test_optimizers_that_cannot_work_are_refused(tmp_path: Path, optimizer: Any, message: str) -> None:
     toy = two_stages(tmp_path / "p")
+    with pytest.raises(RunError, match=message) as caught:
+        engine(toy, 0, Letters(), NoServer(), optimizer)
+    assert caught.value.code == "HP518"
+    assert caught.value.hint
 
-    def broken_optimizer(parameters: Any) -> torch.optim.Optimizer:
-        raise ValueError(f"{len(parameters)} are too many")
 
-    with pytest.raises(ValueError, match="too many") as caught:
-        engine(toy, 0, Letters(), NoServer(), broken_optimizer)
-    assert traceback.extract_tb(caught.value.__traceback__)[-1].name == "broken_optimizer"
+def test_schedulers_that_look_at_the_loss_are_refused() -> None:
+    workload = Workload(
+        model=torch.nn.Identity, example=(), optimizer=sgd, scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau
+    )
+    with pytest.raises(RunError, match="ReduceLROnPlateau"):
+        make_optimizer(LoadedWorkload(workload, Path("model.py"), {}), {"w": torch.nn.Parameter(torch.zeros(1))})
 
 
 def test_nothing_to_train_means_no_optimizer_push_or_pull(tmp_path: Path) -> None:

@@ -309,9 +309,12 @@ def _batch(head: str, config: Any) -> dict[str, Any]:
         mask = torch.ones_like(tokens)
         return {"input_ids": tokens, "attention_mask": mask, "labels": ids(_LENGTH, _VOCABULARY)}
     if head == "Seq2SeqLM":
+        tokens = ids(_LENGTH, _VOCABULARY)
+        labels_length = _LENGTH if config.model_type == "fsmt" else 8
         return {
-            "input_ids": ids(_LENGTH, _VOCABULARY),
-            "labels": ids(_LENGTH if config.model_type == "fsmt" else 8, _VOCABULARY),
+            "input_ids": tokens,
+            "attention_mask": torch.ones_like(tokens),
+            "labels": ids(labels_length, _VOCABULARY),
         }
     if head == "ImageClassification":
         size = getattr(config, "image_size", 64)
