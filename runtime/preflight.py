@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hetpipe_compiler.errors import ArtifactError
 
 if TYPE_CHECKING:
+    from hetpipe_compiler.ir.cluster import Cluster
     from hetpipe_compiler.ir.plan import Plan
 
 
@@ -15,8 +16,9 @@ def check_plan_folder(plan: Plan, folder: Path) -> None:
     """Prove the schedule, import the stage modules, and look for every initial value.
 
     Raises:
-        ArtifactError: HP415 a stage module cannot be loaded; HP416 values are missing; HP417, HP420-HP421 the schedule
-            cannot be read; HP430-HP438 it breaks a rule, see `hetpipe_compiler.passes.verify`.
+        ArtifactError: HP402 the plan names devices that its cluster has not; HP415 a stage module cannot be loaded;
+            HP416 values are missing; HP417, HP420-HP421 the schedule cannot be read; HP430-HP438 it breaks a rule, see
+            `hetpipe_compiler.passes.verify`.
     """
     from hetpipe_compiler.ir.cluster import Cluster
     from hetpipe_compiler.passes.simulate.costs import PipelineCosts
@@ -26,6 +28,7 @@ def check_plan_folder(plan: Plan, folder: Path) -> None:
     from hetpipe_compiler.runtime.stage import load_stage_class
 
     cluster = Cluster.from_dict(plan.cluster)
+    _check_devices(plan, folder, cluster)
     costs = [PipelineCosts.of_plan(worker, cluster) for worker in plan.virtual_workers]
     in_flight = [[stage.in_flight for stage in worker.stages] for worker in plan.virtual_workers]
     schedule = load_schedule(plan, folder)
@@ -40,3 +43,16 @@ def check_plan_folder(plan: Plan, folder: Path) -> None:
         check_names(folder / WEIGHTS_FILE, [t.name for t in (*plan.parameters, *plan.buffers)])
     if plan.constants:
         check_names(folder / CONSTANTS_FILE, [t.name for t in plan.constants])
+
+
+def _check_devices(plan: Plan, folder: Path, cluster: Cluster) -> None:
+    known = {device.id for device in cluster.devices}
+    for n, worker in enumerate(plan.virtual_workers):
+        for s, stage in enumerate(worker.stages):
+            if stage.device not in known:
+                raise ArtifactError(
+                    "HP402",
+                    f"virtual_workers.{n}.stages.{s}.device: the cluster has no device '{stage.device}'",
+                    where=str(folder / "plan.json"),
+                    hint="compile again",
+                )

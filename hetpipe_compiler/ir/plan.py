@@ -166,8 +166,8 @@ class Plan(_Model):
     dynamic_batch_note: str | None = None
     samples_per_s: float
     policy: str
-    nm: int
-    staleness: int
+    nm: int = Field(ge=1)
+    staleness: int = Field(ge=0)
     placement: str
     update_scale: float
     predicted: str = "roofline"
@@ -201,11 +201,14 @@ class Plan(_Model):
                 hint="make one: hetpipe-compile model.py --cluster c.yaml -o DIR",
             )
         try:
-            plan = cls.model_validate_json(path.read_text())
+            plan = cls.model_validate_json(path.read_text(encoding="utf-8"))
         except ValidationError as error:
             first = error.errors()[0]
-            place = ".".join(map(str, first["loc"]))
-            raise ArtifactError("HP402", f"{place}: {first['msg']}", where=str(path), hint="compile again") from None
+            place = "".join(f"{part}." for part in first["loc"]).removesuffix(".")
+            message = f"{place}: {first['msg']}" if place else first["msg"]
+            raise ArtifactError("HP402", message, where=str(path), hint="compile again") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise ArtifactError("HP402", f"cannot be read: {error}", where=str(path), hint="compile again") from None
         if plan.version != PLAN_VERSION:
             raise ArtifactError(
                 "HP403",

@@ -1,7 +1,7 @@
 """Run something with chosen random numbers and, where asked, in double precision, whatever dtypes it names itself.
 
-Both sides of a comparison run under `Controlled`. It sits below autograd, where a model and the stages made from it call the
-same operators, however differently they are written above.
+Both sides of a comparison run under `Controlled`. It sits below autograd, where a model and the stages made from it
+call the same operators, however differently they are written above.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ class Controlled(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         seed: Called before each operator that draws random numbers; returns the seed that it gets.
-        wide: Whether float32 becomes float64: in dtypes that operators are asked for, and in tensors that are made as float32.
-            A tensor made as float32 is rounded to it first, so a constant in a graph and one made in ``forward`` are equal.
+        wide: Whether float32 becomes float64: in dtypes that operators are asked for, and in tensors that are made as
+            float32. A tensor made as float32 is rounded to it first, so a constant in a graph and one made in
+            ``forward`` are equal.
     """
 
     def __init__(self, seed: Callable[[], int], wide: bool) -> None:
@@ -33,7 +34,7 @@ class Controlled(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._seed = seed
         self._wide = wide
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self._wide:
             args, kwargs = pytree.tree_map(_wider_dtype, (args, kwargs))

@@ -21,12 +21,13 @@ class Original:
 
     Args:
         loaded: The workload.
-        model: Its model, with real weights. It is used, not copied: its buffers are put back after each step, its dtype is not.
+        model: Its model, with real weights. It is used, not copied: its buffers are put back after each step, its
+            dtype is not.
         seed: For random operators (the n-th in the order of execution gets ``seed + n``) and for the batch.
 
     Attributes:
-        leaves: All leaves of the batch in ``tree_flatten`` order. Floating-point leaves that the example leaves all equal
-            (they stand for a shape) are drawn anew, integers that are all equal too if the model takes them.
+        leaves: All leaves of the batch in ``tree_flatten`` order. Floating-point leaves that the example leaves all
+            equal (they stand for a shape) are drawn anew, integers that are all equal too if the model takes them.
         draws: Random operators that the last step met.
     """
 

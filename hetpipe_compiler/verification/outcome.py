@@ -36,7 +36,8 @@ class Difference:
 
     Attributes:
         value: ``loss``, ``gradient of NAME`` or ``buffer NAME``.
-        relative: Largest absolute difference over the value's size; ``inf`` if only one side has it, or dtype or shape differ.
+        relative: Largest absolute difference over the value's size; ``inf`` if only one side has it, or dtype or
+            shape differ.
         what: In words, if it is no matter of size.
     """
 

@@ -1,6 +1,7 @@
 """The stages of a plan folder, imported and chained as the plan says, run once beside the original.
 
-Only what is written counts: plan.json, the emitted Python, constants.safetensors. The weights are the original's own tensors.
+Only what is written counts: plan.json, the emitted Python, constants.safetensors. The weights are the original's own
+tensors.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ _Line = tuple[str, int]
 class Draws:
     """Which statements draw random numbers, so that each gets the seed that it has in the original.
 
-    The original draws in the program's order; stages may run in another. A first run counts how many random operators each
-    statement meets; from then on a statement's first one is known by all that come before it in the program.
+    The original draws in the program's order; stages may run in another. A first run counts how many random operators
+    each statement meets; from then on a statement's first one is known by all that come before it in the program.
     """
 
     order: Mapping[_Line, int]

@@ -1,11 +1,12 @@
 """``--verify``: one training step of the written stages against one of the user's own model.
 
-1. The original runs on a batch of random values, with every random operator seeded on its own: loss, the gradient of every
-   parameter, every buffer afterwards.
-2. So do the stages, imported from the plan folder and chained by the plan's ports; a random operator gets the seed that it had
-   in the original.
-3. In float64 they may differ by 1e-9 of a value's size: they do the same arithmetic, but for the order in which gradients are
-   added. A model that cannot run in float64 is held to ten times what one ulp of its input changes, in float32.
+1. The original runs on a batch of random values, with every random operator seeded on its own: loss, the gradient of
+   every parameter, every buffer afterwards.
+2. So do the stages, imported from the plan folder and chained by the plan's ports; a random operator gets the seed
+   that it had in the original.
+3. In float64 they may differ by 1e-9 of a value's size: they do the same arithmetic, but for the order in which
+   gradients are added. A model that cannot run in float64 is held to ten times what one ulp of its input changes, in
+   float32.
 """
 
 from __future__ import annotations

@@ -65,6 +65,18 @@ def test_what_was_written_is_accepted(folder: Path) -> None:
     check_plan_folder(Plan.load(folder), folder)
 
 
+def edit_plan(old: str, new: str) -> Callable[[Path], None]:
+    """An edit of plan.json, in every place."""
+
+    def change(folder: Path) -> None:
+        path = folder / "plan.json"
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("damage", "code", "place"),
     [
@@ -78,6 +90,10 @@ def test_what_was_written_is_accepted(folder: Path) -> None:
         (rewrite("stages", "x = 1\n"), "HP415", ".py"),
         (remove("weights.safetensors"), "HP416", "weights.safetensors"),
         (rewrite("weights.safetensors", b"no safetensors"), "HP416", "weights.safetensors"),
+        (rewrite("plan.json", b"\xff\xfe\x00"), "HP402", "plan.json"),
+        (rewrite("plan.json", "{"), "HP402", "plan.json"),
+        (edit_plan('"nm": 2', '"nm": 0'), "HP402", "plan.json"),
+        (edit_plan('"device": "n0:0"', '"device": "n7:0"'), "HP402", "plan.json"),
         (lose_a_weight, "HP416", "weights.safetensors"),
     ],
 )

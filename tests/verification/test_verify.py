@@ -151,7 +151,7 @@ def test_random_numbers_follow_their_operator_when_the_order_changes(tmp_path: P
         ("aten.relu.default(", "aten.silu.default(", "gradient|loss|buffer"),
         (", 0.5, True)", ", 0.4, True)", "gradient|loss"),
         ("0.1, 1e-05", "0.2, 1e-05", "buffer norm.running"),
-        ('"b.bias", (16,), torch.float32)', '"b.bias", (16,), torch.float32, trainable=False)', "b.bias: only the model has it"),
+        ('b.bias", (16,), torch.float32)', 'b.bias", (16,), torch.float32, trainable=False)', "b.bias: only the model"),
         ("aten.relu.default(", "torch.nn.functional.dropout(", "random numbers: 1 in the model, 3 in the stages"),
     ],
 )  # fmt: skip

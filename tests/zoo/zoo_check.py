@@ -33,11 +33,12 @@ from hetpipe_compiler.verification.verify import Verification, Verifier
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
+_NO_DISTANCE = {"bandwidth_gb_s": 1000, "latency_us": 0}
 #: Three kinds of devices, so slow beside their links that cutting a small model pays.
 CLUSTER = {
     "name": "zoo",
-    "nodes": [{"name": "n0", "devices": {"fast": 2, "middle": 1, "slow": 1}, "link": {"bandwidth_gb_s": 1000, "latency_us": 0}}],
-    "network": {"bandwidth_gb_s": 1000, "latency_us": 0},
+    "nodes": [{"name": "n0", "devices": {"fast": 2, "middle": 1, "slow": 1}, "link": dict(_NO_DISTANCE)}],
+    "network": dict(_NO_DISTANCE),
     "kinds": {
         kind: {"memory_gb": 64, "fp32_tflops": tflops, "memory_bandwidth_gb_s": 100 * tflops, "launch_overhead_us": 1}
         for kind, tflops in (("fast", 0.03), ("middle", 0.02), ("slow", 0.01))
@@ -79,7 +80,8 @@ def code_digest(name: str) -> str:
     )
     library = name.partition(":")[0]
     paths = [p for folder in folders for p in sorted(folder.glob("*.py"))]
-    paths += [HERE / f"zoo_{library}.py", HERE / "zoo_check.py", HERE / "zoo_losses.py"]
+    names = [f"zoo_{library}.py", "zoo_check.py", "zoo_losses.py"]
+    paths += [HERE / name for name in names + (["zoo_architectures.py"] if library == "transformers" else [])]
     digest = hashlib.sha256(json.dumps(versions(), sort_keys=True).encode())
     for path in paths:
         digest.update(path.read_bytes())

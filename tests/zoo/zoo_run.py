@@ -21,9 +21,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import zoo_models  # noqa: E402
-from zoo_check import ROOT, Result, check, code_digest, versions  # noqa: E402
-from zoo_tables import render  # noqa: E402
+import zoo_models
+from zoo_check import ROOT, Result, check, code_digest, versions
+from zoo_tables import render
 
 #: Of a process: resident memory, wall time.
 MEMORY_GB, TIME_S = 4.0, 240.0

@@ -8,19 +8,19 @@ from typing import Any
 
 _HEAD = """# Zoo
 
-Models that nobody here wrote, captured from meta tensors, cut, written as stage modules, and run beside themselves: one training
-step of the model as its library ships it against one of the stages chained by the plan's ports. Compared are the loss, the
-gradient of every parameter and every buffer; random operators (dropout, stochastic depth) are live and get the same seeds on
-both sides. Each model is cut three times: at the planner's choice for a cluster of three unlike kinds of device, and at two random
-places. Written by `make zoo`; a single model is repeated by
+Models that nobody here wrote, captured from meta tensors, cut, written as stage modules, and run beside themselves:
+one training step of the model as its library ships it against one of the stages chained by the plan's ports. Compared
+are the loss, the gradient of every parameter and every buffer; random operators (dropout, stochastic depth) are live
+and get the same seeds on both sides. Each model is cut three times: at the planner's choice for a cluster of three
+unlike kinds of device, and at two random places. Written by `make zoo`; a single model is repeated by
 
     hetpipe-compile tests/zoo/model.py --set name=torchvision:resnet18 --cluster CLUSTER.yaml --verify
 
-* **difference** is the largest of any value in any of the three cuts, relative to that value's size (a gradient's size counts as at
-  least a thousandth of the model's largest gradient). In float64 1e-9 is allowed. Where a model cannot be compared in
-  float64, ten times what one ulp of its input changes is allowed in float32; the reason is given.
-* **refused** means that the compiler said what it cannot do, with a code, and wrote nothing. **FAIL** means that it made a
-  plan that does not compute the same, or broke, or that the process ran out of its time or memory.
+* **difference** is the largest of any value in any of the three cuts, relative to that value's size (a gradient's
+  size counts as at least a thousandth of the model's largest gradient). In float64 1e-9 is allowed. Where a model
+  cannot be compared in float64, ten times what one ulp of its input changes is allowed in float32; the reason is given.
+* **refused** means that the compiler said what it cannot do, with a code, and wrote nothing. **FAIL** means that it
+  made a plan that does not compute the same, or broke, or that the process ran out of its time or memory.
 """
 
 
@@ -36,8 +36,9 @@ def render(rows: Sequence[Mapping[str, Any]], versions: Mapping[str, str], memor
         f"Run {dates[0] if len(dates) == 1 else f'{dates[0]} to {dates[-1]}'} on CPU with"
         f" {', '.join(f'{n} {v}' for n, v in versions.items())}; at most {memory_gb:g} GB a process;"
         f" {sum(r['seconds'] for r in rows) / 60:.0f} minutes in all on one core.\n",
-        f"**{len(passed)} of {len(rows)} pass ({len(passed) / len(rows):.1%})**, {len(refused)} are refused, {len(failed)} fail."
-        f" {exact} are equal bit for bit; {sum(r['dtype'] == 'float32' for r in passed)} are compared in float32.\n",
+        f"**{len(passed)} of {len(rows)} pass ({len(passed) / len(rows):.1%})**, {len(refused)} are refused,"
+        f" {len(failed)} fail. {exact} are equal bit for bit;"
+        f" {sum(r['dtype'] == 'float32' for r in passed)} are compared in float32.\n",
     ]
     if refused or failed:
         parts += ["## Not passed\n", "| model | result | code | reason |", "|--|--|--|--|"]
