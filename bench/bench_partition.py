@@ -6,7 +6,6 @@ import pytest
 from planner_workloads import paper_cluster, residual_chain
 
 from hetpipe_compiler.passes.allocate import Allocation, Group, allocate
-from hetpipe_compiler.passes.chain_tables import chain_tables
 from hetpipe_compiler.passes.concurrency import choose_concurrency
 from hetpipe_compiler.passes.in_flight import InFlightRule
 from hetpipe_compiler.passes.partition import partition
@@ -14,12 +13,6 @@ from hetpipe_compiler.passes.partition import partition
 CLUSTER = paper_cluster()
 #: One device of each kind, and all 16: the orders of 4 classes of 4.
 GROUPS = {4: Group(CLUSTER.devices[::4], False), 16: Group(CLUSTER.devices, False)}
-
-
-@pytest.mark.parametrize("blocks", [200, 500])
-def test_interval_tables(benchmark, blocks):
-    chain = residual_chain(blocks)
-    benchmark.pedantic(chain_tables, (chain,), rounds=5, warmup_rounds=1)
 
 
 @pytest.mark.parametrize("devices", [4, 16])

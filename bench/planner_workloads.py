@@ -47,3 +47,62 @@ def paper_cluster() -> Cluster:
         devices = tuple(Device(f"n{index}:{i}", f"n{index}", kind) for i in range(4))
         nodes.append(Node(f"n{index}", devices, PCIE, None))
     return Cluster("paper", tuple(nodes), INFINIBAND, None)
+
+
+def inception_graph(modules: int = 10, branches: tuple[int, ...] = (3, 6, 9, 12), seed: int = 0) -> BlockChain:
+    """Modules of parallel branches, one after another: 36,411 closed sets with the default figures, 320 blocks."""
+    edges: list[tuple[int, int]] = []
+    count, before = 1, 0
+    for _ in range(modules):
+        ends = []
+        for length in branches:
+            nodes = range(count, count + length)
+            edges += [(before, nodes[0]), *zip(nodes, nodes[1:], strict=False)]
+            ends.append(nodes[-1])
+            count += length
+        edges += [(end, count) for end in ends]
+        before, count = count, count + 1
+    return graph_chain(count, edges, seed)
+
+
+def operator_graph(layers: int = 100, seed: int = 0) -> BlockChain:
+    """Operators of a transformer, 20 a layer: three parallel projections, a skip round each half."""
+    edges: list[tuple[int, int]] = []
+    at = 0
+    for _ in range(layers):
+        start = at
+        norm, q, k, v = at + 1, (at + 2, at + 3), (at + 4, at + 5, at + 6), (at + 7, at + 8)
+        scores, softmax, mix, project, add = (at + 9 + i for i in range(5))
+        norm2, up, act, gate, mul, down, add2 = (at + 14 + i for i in range(7))
+        edges += [(start, norm), (norm, q[0]), (norm, k[0]), (norm, v[0]), q, k[:2], k[1:], v]
+        edges += [(q[1], scores), (k[2], scores), (scores, softmax), (softmax, mix), (v[1], mix), (mix, project)]
+        edges += [(project, add), (start, add), (add, norm2), (norm2, up), (up, act), (norm2, gate), (act, mul)]
+        edges += [(gate, mul), (mul, down), (down, add2), (add, add2)]
+        at += 20
+    return graph_chain(at + 1, edges, seed)
+
+
+def graph_chain(count: int, edges: list[tuple[int, int]], seed: int) -> BlockChain:
+    """Random costs on a given graph: each block makes one value for all that read it."""
+    rng = np.random.default_rng(seed)
+    readers: dict[int, list[int]] = {}
+    for a, b in edges:
+        readers.setdefault(a, []).append(b)
+    work = rng.lognormal(0, 0.8, count) * 900.0 / count
+    size = (rng.lognormal(0, 0.7, count) * 4e6).astype(int)
+    parameters = (rng.lognormal(0, 1, count) * 240e6 / count).astype(int)
+    return BlockChain(
+        name=f"graph{count}",
+        batch_size=32,
+        blocks=tuple(Block(f"layer{i}", (f"op{i}",)) for i in range(count)),
+        forward_ms={n: work * rng.uniform(0.8, 1.2, count) / speed for n, _, speed in _PAPER_KINDS},
+        backward_ms={n: 2 * work * rng.uniform(0.8, 1.2, count) / speed for n, _, speed in _PAPER_KINDS},
+        measured=False,
+        values=tuple(
+            CrossingValue(f"v{i}", i, tuple(sorted(to)), int(size[i]), int(size[i])) for i, to in sorted(readers.items())
+        ),
+        parameters=tuple(SharedBytes(f"p{i}", int(n), (i,)) for i, n in enumerate(parameters)),
+        frozen=(),
+        saved=tuple(SharedBytes(f"s{i}", int(n), (i,)) for i, n in enumerate(size)),
+        optimizer_factor=1.0,
+    )

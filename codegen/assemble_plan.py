@@ -96,7 +96,7 @@ def _worker(
     for at, (planned, part) in enumerate(zip(worker.stages, parts, strict=True)):
         kind = planned.device.kind.name
         whole_ms = float(chain.forward_ms[kind].sum() + chain.backward_ms[kind].sum())
-        measured_share = chain.measured_share(kind, planned.blocks)
+        measured_share = chain.permuted(worker.order).measured_share(kind, planned.blocks)
         previous = worker.stages[at - 1].device if at else None
         sizes = {port.name: port.bytes for port in part.outputs}
         stages.append(
@@ -132,6 +132,7 @@ def _worker(
         bottleneck_ms=worker.bottleneck_ms,
         bottleneck_stage=slowest,
         lower_bound_ms=worker.lower_bound_ms,
+        optimal=worker.optimal,
         samples_per_s=worker.samples_per_s,
         stages=tuple(stages),
     )

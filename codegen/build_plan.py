@@ -12,7 +12,8 @@ from hetpipe_compiler.passes.concurrency import PlannedWorker
 
 __all__ = ["Built", "PlanRequest", "build_plan", "module_file"]
 
-Bounds = tuple[tuple[int, int], ...]
+#: The order of the chain's blocks, and the stages as half-open intervals of it.
+Cuts = tuple[tuple[int, ...], tuple[tuple[int, int], ...]]
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Built:
     """The plan with the stages behind its modules: ``cuts[i]`` are those of ``partitions[i]``."""
 
     plan: Plan
-    partitions: tuple[Bounds, ...]
+    partitions: tuple[Cuts, ...]
     cuts: tuple[tuple[StageCut, ...], ...]
 
 
@@ -36,15 +37,17 @@ def build_plan(compilation: Compilation, request: PlanRequest, workload: Workloa
     assert costs is not None
     assert chain is not None
     assert workers is not None
-    partitions = tuple(dict.fromkeys(_bounds(w) for w in workers))
-    cuts = tuple(cut_stages(captured, costs, chain, bounds) for bounds in partitions)
+    partitions = tuple(dict.fromkeys(_cuts(w) for w in workers))
+    cuts = tuple(cut_stages(captured, costs, chain.permuted(order), bounds) for order, bounds in partitions)
     parts = [tuple(_parts(cut, at, stage) for stage, cut in enumerate(stages)) for at, stages in enumerate(cuts)]
     plan = assemble_plan(
         compilation,
         request,
-        [parts[partitions.index(_bounds(worker))] for worker in workers],
+        [parts[partitions.index(_cuts(worker))] for worker in workers],
         dynamic_batch=captured.dynamic_batch,
         dynamic_batch_note=captured.dynamic_batch_note,
+        evaluation=captured.evaluation,
+        evaluation_note=captured.evaluation_note,
         loss=captured.loss_node().name,
         workload=workload,
         parameters=captured.parameters,
@@ -54,8 +57,8 @@ def build_plan(compilation: Compilation, request: PlanRequest, workload: Workloa
     return Built(plan, partitions, cuts)
 
 
-def _bounds(worker: PlannedWorker) -> Bounds:
-    return tuple(stage.blocks for stage in worker.stages)
+def _cuts(worker: PlannedWorker) -> Cuts:
+    return worker.order, tuple(stage.blocks for stage in worker.stages)
 
 
 def _parts(cut: StageCut, partition: int, stage: int) -> StageParts:

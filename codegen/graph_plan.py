@@ -33,7 +33,7 @@ def build_graph_plan(compilation: Compilation, request: PlanRequest) -> Plan:
     return assemble_plan(
         compilation,
         request,
-        [_parts(chain, worker) for worker in workers],
+        [_parts(chain.permuted(worker.order), worker) for worker in workers],
         dynamic_batch=False,
         dynamic_batch_note="a profiled graph has times for this size alone",
         parameters=parameters,

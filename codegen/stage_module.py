@@ -6,7 +6,7 @@ import keyword
 import math
 import operator
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from hetpipe_compiler.codegen.stage_cut import StageCut
 from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.frontend.regions import Context, contexts_of
 from hetpipe_compiler.ir.source import module_path, source_place
+from hetpipe_compiler.passes.eval_mode import arguments_of, constants_differ, in_eval
 
 _RESERVED = frozenset({"torch", "nn", "aten", "self", "device"})
 _INFIX = {
@@ -162,7 +163,7 @@ class _Writer:
                     yield from _enter(around)
                 yield f"{_indent(around)}# {now}"
                 heading, contexts = now, around
-            yield _indent(around) + self._statement(node)
+            yield from (_indent(around) + line for line in self._statement(node))
             dead += [_safe(name) for name in dying.get(node, ()) if _safe(name) not in inputs]
 
     def _heading(self, node: fx.Node) -> str:
@@ -170,19 +171,44 @@ class _Writer:
         place = source_place(node, self._root)
         return f"{path}  {place}" if place else path
 
-    def _statement(self, node: fx.Node) -> str:
+    def _statement(self, node: fx.Node) -> list[str]:
+        """The lines that run the node: in eval mode it may have other arguments, or not run at all."""
+        evaluated = in_eval(node)
+        call = self._call(node, evaluated.arguments if evaluated is not None else {})
         name = f"{_safe(node.name)} = " if node.users else ""
+        if evaluated is None or evaluated.runs:
+            return [name + call]
+        if not name:
+            return ["if self.training:", f"    {call}"]
+        return [f"{name}{call} if self.training else {self._value(evaluated.stands_for_it)}"]
+
+    def _call(self, node: fx.Node, in_eval_mode: Mapping[str, Any]) -> str:
         target: Any = node.target
+
+        def text(name: str, value: Any) -> str:
+            return self._value(value) if name not in in_eval_mode else self._either(value, in_eval_mode[name])
+
+        arguments = [text(name, value) for name, value in zip(arguments_of(node), node.args, strict=False)]
         if target is operator.getitem:
-            return f"{name}{self._value(node.args[0])}[{self._value(node.args[1])}]"
+            return f"{arguments[0]}[{arguments[1]}]"
         if target in _INFIX:
-            left, right = (self._value(a) for a in node.args)
-            return f"{name}{left} {_INFIX[target]} {right}"
+            return f"{arguments[0]} {_INFIX[target]} {arguments[1]}"
         if target in _PREFIX:
-            return f"{name}{_PREFIX[target]}{self._value(node.args[0])}"
-        arguments = [self._value(a) for a in node.args]
-        arguments += [f"{k}={self._value(v)}" for k, v in node.kwargs.items()]
-        return f"{name}{self._callee(node)}({', '.join(arguments)})"
+            return f"{_PREFIX[target]}{arguments[0]}"
+        arguments += [f"{name}={text(name, value)}" for name, value in node.kwargs.items()]
+        # Export leaves out what equals a default; the other mode may need it.
+        given = {*list(arguments_of(node))[: len(node.args)], *node.kwargs}
+        missing = [name for name in in_eval_mode if name not in given]
+        arguments += [f"{name}={text(name, arguments_of(node)[name])}" for name in missing]
+        return f"{self._callee(node)}({', '.join(arguments)})"
+
+    def _either(self, training: Any, evaluated: Any) -> str:
+        """An argument that differs between the modes as Python text."""
+        if training is True and evaluated is False:
+            return "self.training"
+        if training is False and evaluated is True:
+            return "not self.training"
+        return f"({self._value(training)} if self.training else {self._value(evaluated)})"
 
     def _callee(self, node: fx.Node) -> str:
         target: Any = node.target

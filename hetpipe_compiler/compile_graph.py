@@ -14,7 +14,7 @@ from hetpipe_compiler.frontend.profiled_graph import read_profiled_graph
 from hetpipe_compiler.ir.cluster import Cluster
 from hetpipe_compiler.options import CompileOptions, CompileResult
 from hetpipe_compiler.passes.base import Compilation, Pass, Pipeline
-from hetpipe_compiler.passes.merge_blocks import contract_colocated, shorten_chain
+from hetpipe_compiler.passes.merge_blocks import shorten_chain
 from hetpipe_compiler.passes.planning import Allocate, MakeSchedule, Partition, Verify
 
 
@@ -38,17 +38,17 @@ class ReadGraph(Pass):
 
 @dataclass(frozen=True)
 class Shorten(Pass):
-    """Colocated nodes become one block, and there are at most ``max_blocks``: see `merge_blocks`."""
+    """At most ``max_blocks``: see `merge_blocks`."""
 
     name: ClassVar[str] = "coarsen"
     requires: ClassVar[tuple[str, ...]] = ("chain",)
     ensures: ClassVar[tuple[str, ...]] = ("chain",)
 
-    max_blocks: int = 256
+    max_blocks: int = 2048
 
     def run(self, compilation: Compilation) -> None:
         assert compilation.chain is not None
-        compilation.chain = shorten_chain(contract_colocated(compilation.chain), self.max_blocks)
+        compilation.chain = shorten_chain(compilation.chain, self.max_blocks)
 
     def dump(self, compilation: Compilation) -> str:
         assert compilation.chain is not None

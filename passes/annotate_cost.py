@@ -12,7 +12,7 @@ The kernels are those of meta tensors (those of the CPU); a GPU's may keep other
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -24,9 +24,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from hetpipe_compiler.errors import WorkloadError
-from hetpipe_compiler.frontend.regions import contexts_of, enter, uses_autocast
+from hetpipe_compiler.frontend.regions import Context, contexts_of, enter, uses_autocast
 from hetpipe_compiler.ir.captured import Captured
-from hetpipe_compiler.ir.costs import NodeCost, SavedStorage, Work
+from hetpipe_compiler.ir.costs import GradientSum, NodeCost, SavedStorage, Work
 from hetpipe_compiler.ir.source import source_place
 from hetpipe_compiler.passes.base import Compilation, Pass
 from hetpipe_compiler.passes.node_key import node_key
@@ -64,7 +64,8 @@ class AnnotateCost(Pass):
 class NodeCall:
     """A call that stands for all with its key; ``leaves`` of the arguments' tree ``spec``, tensors without values."""
 
-    node: fx.Node
+    target: Any
+    contexts: tuple[Context, ...]
     leaves: tuple[Any, ...]
     spec: pytree.TreeSpec
 
@@ -103,6 +104,7 @@ def _count(
 ) -> _CostInterpreter:
     counter = _CostInterpreter(captured, tensors, torch.device(device))
     counter.run(*example)
+    counter.add_gradient_sums()
     return counter
 
 
@@ -182,6 +184,8 @@ class _CostInterpreter(fx.Interpreter):
         self._device = device
         self.costs: dict[str, NodeCost] = {}
         self.calls: dict[str, NodeCall] = {}
+        self._graph = captured.graph_module.graph
+        self._values: dict[fx.Node, torch.Tensor] = {}
         self._saver = _Saver({t.untyped_storage()._cdata for t in tensors.values()})
         # Every tensor ever made stays alive here, so that no storage's identity is used again.
         self._alive: list[Any] = []
@@ -215,7 +219,7 @@ class _CostInterpreter(fx.Interpreter):
         mode = _WorkMode()
         call_args, call_kwargs = pytree.tree_unflatten(inputs, spec)
         key = node_key(node.target, call_args, call_kwargs, contexts_of(node))
-        self.calls.setdefault(key, NodeCall(node, tuple(inputs), spec))
+        self.calls.setdefault(key, NodeCall(node.target, contexts_of(node), tuple(inputs), spec))
         self._saver.current = []
         written = _writes(node)
         hooks = torch.autograd.graph.saved_tensors_hooks(self._saver.pack, lambda t: t)
@@ -240,6 +244,23 @@ class _CostInterpreter(fx.Interpreter):
         self._note(node, value, forward, backward, differentiable, saved, key)
         return value
 
+    def add_gradient_sums(self) -> None:
+        """Fill in `NodeCost.sums`, when all nodes are known."""
+        for node in self._graph.nodes:
+            readers = [n.name for n in node.users if n.name in self.costs and self.costs[n.name].requires_grad]
+            tensor = self._tensors.get(str(node.target)) if node.op == "get_attr" else self._values.get(node)
+            if len(readers) < 2 or tensor is None or not tensor.requires_grad:
+                continue
+            one = torch.empty_like(tensor, requires_grad=False)
+            add = torch.ops.aten.add.Tensor
+            key = node_key(add, (one, one), {}, ())
+            leaves, spec = pytree.tree_flatten(((one, one), {}))
+            self.calls.setdefault(key, NodeCall(add, (), tuple(leaves), spec))
+            work = _work_of(add, (one, one), {}, one + one)
+            owner = readers[0] if node.op == "get_attr" else node.name
+            cost = self.costs[owner]
+            self.costs[owner] = replace(cost, sums=(*cost.sums, GradientSum(key, work, len(readers) - 1)))
+
     def _note(
         self,
         node: fx.Node,
@@ -255,6 +276,8 @@ class _CostInterpreter(fx.Interpreter):
             self._alive.append(value)
         tensors = [t for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor)]
         single = value if isinstance(value, torch.Tensor) else None
+        if single is not None:
+            self._values[node] = single
         self.costs[node.name] = NodeCost(
             forward=forward,
             backward=backward,

@@ -76,5 +76,7 @@ def _with(cost: NodeCost, kinds: Mapping[str, Mapping[str, Operator]]) -> NodeCo
     for kind, operators in kinds.items():
         times = operators.get(cost.key)
         if times is not None and times.forward_ms is not None and times.backward_ms is not None:
-            measured[kind] = (times.forward_ms, times.backward_ms)
+            sums = [(s.count, operators[s.key].forward_ms) for s in cost.sums if s.key in operators]
+            sums_ms = sum(count * (ms or 0.0) for count, ms in sums)
+            measured[kind] = (times.forward_ms, times.backward_ms + sums_ms)
     return replace(cost, measured={**cost.measured, **measured}) if measured else cost

@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import networkx as nx
@@ -117,7 +118,7 @@ def _nodes(chain: BlockChain, groups: list[Sequence[int]]) -> tuple[tuple[int, .
     graph.add_nodes_from(range(len(chain)))
     graph.add_edges_from(_edges(chain))
     for group in groups:
-        for a, b in zip(group, group[1:], strict=False):
+        for a, b in pairwise(group):
             graph.add_edges_from(((a, b), (b, a)))
     members = sorted(tuple(sorted(part)) for part in nx.strongly_connected_components(graph))
     node_of = {block: node for node, blocks in enumerate(members) for block in blocks}
@@ -168,7 +169,9 @@ def _costs(chain: BlockChain, node_of: IntArray, count: int) -> tuple[IntArray, 
     items_table = np.array(items, dtype=np.int64).reshape(-1, 2)
     producers, forward, backward, read_by = _columns(values_table)
     categories, sizes = _columns(items_table)
-    arrays = NodeArrays(*_rows(reads), *_rows(made), producers, forward, backward, read_by, *_rows(shared), categories, sizes)
+    arrays = NodeArrays(
+        *_rows(reads), *_rows(made), producers, forward, backward, read_by, *_rows(shared), categories, sizes
+    )
     return held, arrays
 
 

@@ -75,7 +75,7 @@ def widest_band(graph: BlockGraph, limit: int) -> ClosedSets:
 
 @numba.njit(cache=True)
 def _holds_all(words: WordArray, nodes: IntArray) -> bool:
-    for node in nodes:
+    for node in nodes:  # noqa: SIM110 (numba)
         if not (words[node >> 6] >> np.uint64(node & 63)) & np.uint64(1):
             return False
     return True

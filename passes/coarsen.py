@@ -151,6 +151,7 @@ def build_chain(
         frozen=tuple(frozen),
         saved=tuple(SharedBytes(n, size, (at,)) for (n, at), size in saved.items()),
         optimizer_factor=optimizer_factor,
+        ends_fixed=True,
     )
 
 

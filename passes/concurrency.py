@@ -23,11 +23,10 @@ from hetpipe_compiler.errors import PlanningError
 from hetpipe_compiler.ir.blocks import BlockChain
 from hetpipe_compiler.ir.cluster import Cluster, Device
 from hetpipe_compiler.passes.allocate import Allocation, Group
-from hetpipe_compiler.passes.chain_tables import ChainTables, chain_tables
 from hetpipe_compiler.passes.device_classes import DeviceClasses, device_classes
 from hetpipe_compiler.passes.in_flight import LEANEST, RULES, InFlightRule, vectors
 from hetpipe_compiler.passes.infeasible import does_not_fit
-from hetpipe_compiler.passes.partition import PlannedStage, message_ms, planned_stages
+from hetpipe_compiler.passes.partition import PlannedStage, message_ms, planned_stages, relative_gap
 from hetpipe_compiler.passes.partition_search import Found, Search, search
 from hetpipe_compiler.passes.simulate.pipeline import PipelineCosts, WaveExchange, steady_period_ms
 from hetpipe_compiler.passes.split import split_boundaries
@@ -49,7 +48,8 @@ class PlannedWorker:
     Attributes:
         nm: Minibatches in flight in the worker (the same in all).
         bottleneck_ms: The slowest stage's ``stage_ms``.
-        lower_bound_ms: No partition's bottleneck on these devices can be less.
+        lower_bound_ms: Proven: no partition's bottleneck on these devices can be less with ``nm`` in flight.
+        order: The chain's blocks in the order of the stages, which are intervals of it.
         period_ms: Simulated milliseconds per minibatch in the long run, with every real message.
         samples_per_s: Of this worker alone.
         unused: Devices of the group that no stage uses.
@@ -62,6 +62,17 @@ class PlannedWorker:
     period_ms: float
     samples_per_s: float
     unused: tuple[Device, ...] = ()
+    order: tuple[int, ...] = ()
+
+    @property
+    def gap(self) -> float:
+        """By what share of the bound the bottleneck may exceed the least there is."""
+        return relative_gap(self.bottleneck_ms, self.lower_bound_ms)
+
+    @property
+    def optimal(self) -> bool:
+        """Whether the bottleneck is proven to be the least."""
+        return self.gap == 0.0
 
     @property
     def in_flight(self) -> tuple[int, ...]:
@@ -79,6 +90,7 @@ def choose_concurrency(
     reproducible: bool = False,
     splits: Sequence[Sequence[str | int]] | None = None,
     exchange_ms: ExchangeMs | None = None,
+    objective: str = "hetpipe",
 ) -> tuple[PlannedWorker, ...]:
     """Plan every virtual worker, with the ``nm`` that is given or the best one.
 
@@ -86,6 +98,7 @@ def choose_concurrency(
         splits: Cuts by hand, one for each virtual worker or one for all (see `split`).
         exchange_ms: Time of a wave's push and pull; None: free. Only the gated forward of a wave waits for it. Workers
             that share a plan share the first one's times.
+        objective: What each partition minimises: see `partition.partition`.
 
     Raises:
         PlanningError: HP301 a virtual worker cannot hold one minibatch, HP302 too many orders to search, HP303 and
@@ -94,7 +107,6 @@ def choose_concurrency(
     """
     if nm is not None and nm < 1:
         raise PlanningError("HP307", f"Nm = {nm} minibatches in flight", where="--nm", hint="give 1 or more")
-    tables = chain_tables(chain)
     rule = MemoryRule(chain.optimizer_factor, staleness, reproducible)
     planners: dict[Hashable, _Planner] = {}
     members: list[tuple[_Planner, DeviceClasses, Group]] = []
@@ -103,7 +115,8 @@ def choose_concurrency(
         boundaries = split_boundaries(chain, split) if split is not None else None
         key = (classes.key, boundaries)
         if key not in planners:
-            planners[key] = _planner(chain, cluster, tables, classes, rule, boundaries, exchange_ms)
+            space = search(chain, classes, rule, boundaries, overlapped=objective == "overlapped")
+            planners[key] = _Planner(chain, cluster, space, boundaries, exchange_ms)
         members.append((planners[key], classes, group))
     largest = max(len(group.devices) for group in allocation.groups)
     candidates = range(1, 2 * largest + 3) if nm is None else range(nm, nm + 1)
@@ -208,31 +221,37 @@ class _Planner:
             found = self._fastest(nm, rule, before)
             if found is None:
                 break
-            distinct.setdefault((found.cuts, found.classes), found)
+            distinct.setdefault((found.stages, found.classes), found)
             before = found
         return list(distinct.values())
 
     def _fastest(self, nm: int, rule: InFlightRule, leaner: Found | None) -> Found | None:
         """The optimum under a rule: an optimum with fewer minibatches in flight stays one where it still fits."""
         for known in (leaner, self._found.get((nm - 1, rule))):
-            if known is not None and self.space.fits(known, rule.vector(nm, len(known.cuts))):
+            if known is not None and self.space.fits(known, rule.vector(nm, len(known.stages))):
                 self._found[nm, rule] = known
                 return known
         self._found[nm, rule] = self.space.fastest(nm, rule)
         return self._found[nm, rule]
 
+    def _lower_bound_ms(self, nm: int) -> float:
+        """For every plan with ``nm`` in flight: the leanest rule's vector is the least of all."""
+        leanest = self._found[nm, LEANEST]
+        assert leanest is not None
+        return leanest.lower_bound
+
     def _with_best_vector(self, found: Found, nm: int) -> PlannedWorker:
         space = self.space
-        stages = planned_stages(space, found, LEANEST.vector(nm, len(found.cuts)))
-        activation_ms, gradient_ms = message_ms(self.chain, stages, self.cluster)
+        stages = planned_stages(space, found, LEANEST.vector(nm, len(found.stages)))
+        activation_ms, gradient_ms = message_ms(self.chain.permuted(found.order), stages, self.cluster)
         forward_ms = np.array([stage.forward_ms for stage in stages])
         backward_ms = np.array([stage.backward_ms for stage in stages])
         costs = PipelineCosts(forward_ms, backward_ms, activation_ms, gradient_ms)
         exchange = self._exchange(found, stages, nm)
         floor_ms = float((forward_ms + backward_ms).max())
         limits = tuple(
-            max(w for w in range(1, nm + 1) if w == 1 or space.totals(w)[cut] <= space.available[index])
-            for cut, index in zip(found.cuts, found.classes, strict=True)
+            max(w for w in range(1, nm + 1) if w == 1 or space.fits_alone(stage, index, w))
+            for stage, index in zip(found.stages, found.classes, strict=True)
         )
         best: tuple[int, ...] = ()
         period_ms = np.inf
@@ -250,7 +269,8 @@ class _Planner:
             stages=stages,
             nm=nm,
             bottleneck_ms=max(stage.stage_ms for stage in stages),
-            lower_bound_ms=space.lower_bound_ms,
+            lower_bound_ms=self._lower_bound_ms(nm),
+            order=found.order,
             period_ms=float(period_ms),
             samples_per_s=self.chain.batch_size * 1e3 / float(period_ms) if period_ms > 0 else float("inf"),
         )
@@ -258,19 +278,7 @@ class _Planner:
     def _exchange(self, found: Found, stages: tuple[PlannedStage, ...], nm: int) -> WaveExchange | None:
         if self.exchange_ms is None:
             return None
-        trainable = [int(self.space.tables.parameters[cut]) for cut in found.cuts]
+        trainable = [self.space.sums(blocks).parameters for blocks in found.stages]
         per_stage = [self.exchange_ms(stage.device, size) for stage, size in zip(stages, trainable, strict=True)]
         staleness = self.space.memory_rule.staleness
         return WaveExchange(nm, staleness, np.array(per_stage)) if any(per_stage) else None
-
-
-def _planner(
-    chain: BlockChain,
-    cluster: Cluster,
-    tables: ChainTables,
-    classes: DeviceClasses,
-    rule: MemoryRule,
-    boundaries: tuple[int, ...] | None,
-    exchange_ms: ExchangeMs | None,
-) -> _Planner:
-    return _Planner(chain, cluster, search(tables, classes, rule, boundaries), boundaries, exchange_ms)

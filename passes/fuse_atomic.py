@@ -28,7 +28,7 @@ from hetpipe_compiler.ir.captured import Captured
 from hetpipe_compiler.passes.base import Compilation, Pass
 from hetpipe_compiler.passes.normalize import Storages, is_random, mutated_arguments
 
-_LAYOUT = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_.default)
+LAYOUT = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_.default)
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,9 @@ def fuse_atomic(captured: Captured) -> Components:
     members = [n for n in nodes if n not in constants]
     groups = nx.utils.UnionFind(members)
     for node in members:
-        if (node.target is getitem or node.target in _LAYOUT) and node.args[0] in groups.parents:
+        if (node.target is getitem or node.target in LAYOUT) and node.args[0] in groups.parents:
             groups.union(node.args[0], node)
-    for touching in _touching_written(graph, storages):
+    for touching in touching_written(graph, storages):
         joined = [n for n in touching if n in groups.parents]
         if joined:
             groups.union(*joined)
@@ -100,7 +100,7 @@ def _constants(captured: Captured, nodes: list[fx.Node], storages: Storages) -> 
     return constants
 
 
-def _touching_written(graph: fx.Graph, storages: Storages) -> Iterator[Iterable[fx.Node]]:
+def touching_written(graph: fx.Graph, storages: Storages) -> Iterator[Iterable[fx.Node]]:
     """For each storage that is written: every node that makes, names or reads a tensor on it."""
     written = dict.fromkeys(storages.of(a) for n in graph.nodes for a in mutated_arguments(n))
     for storage in written:

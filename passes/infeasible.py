@@ -29,19 +29,19 @@ def does_not_fit(chain: BlockChain, search: Search, nm: int, *, by_hand: bool, l
     devices = search.classes.assign(attempt.classes)
     vector = LEANEST.vector(nm, len(devices))
     parts = [
-        stage_memory(search.tables, cut, w, device.kind, search.memory_rule)
-        for cut, device, w in zip(attempt.cuts, devices, vector, strict=True)
+        stage_memory(search.sums(blocks), w, device.kind, search.memory_rule)
+        for blocks, device, w in zip(attempt.stages, devices, vector, strict=True)
     ]
     over = [part["total"] - part["capacity"] for part in parts]
     worst = over.index(max(over))
     device = devices[worst]
     capacity = sum(d.kind.memory_bytes for members in search.classes.members for d in members)
     attempt_is = "order of devices" if by_hand else "cut"
-    lo, hi = attempt.cuts[worst]
+    first, last = attempt.stages[worst][0], attempt.stages[worst][-1]
     largest = max((name for name in parts[worst] if name not in ("total", "capacity")), key=parts[worst].__getitem__)
     message = (
         f"{chain.name} does not fit with Nm = {nm}: in the best {attempt_is}, stage {worst}"
-        f" ({chain.blocks[lo].name} to {chain.blocks[hi - 1].name}) on {device.id} ({device.kind.name}) is over by"
+        f" ({chain.blocks[first].name} to {chain.blocks[last].name}) on {device.id} ({device.kind.name}) is over by"
         f" {over[worst] / _MIB:.1f} MiB, its largest part being {largest.replace('_', ' ')}; all stages need"
         f" {sum(part['total'] for part in parts) / _MIB:.0f} MiB, the devices have {capacity / _MIB:.0f} MiB"
     )

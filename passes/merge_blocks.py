@@ -1,4 +1,4 @@
-"""Merge neighbouring blocks of a chain: what must share a stage becomes one block, and long chains become shorter.
+"""Merge neighbouring blocks of a chain, so that long chains become shorter.
 
 `smallest_merged` is the rule that `coarsen` and `shorten_chain` share (RaNNC's compaction): while there are too many,
 the block with the least time joins the neighbour with which it makes the smaller merged time; equal times: the
@@ -64,17 +64,6 @@ def shorten_chain(chain: BlockChain, max_blocks: int) -> BlockChain:
         ends[value.consumers[-1]] += value.forward_bytes
     cut_bytes = np.cumsum(starts - ends)
     return merge_blocks(chain, smallest_merged(np.mean(times, axis=0).tolist(), cut_bytes.tolist(), max_blocks))
-
-
-def contract_colocated(chain: BlockChain) -> BlockChain:
-    """One block for all between the first and the last of each colocated group: an interval cannot leave gaps."""
-    joined = np.zeros(len(chain), dtype=np.int64)
-    for group in chain.colocate:
-        # Cuts after the blocks group[0] .. group[-1] - 1 are forbidden.
-        joined[group[0]] += 1
-        joined[group[-1]] -= 1
-    allowed = [at + 1 for at, forbidden in enumerate(np.cumsum(joined)) if not forbidden]
-    return merge_blocks(replace(chain, colocate=()), tuple(zip([0, *allowed[:-1]], allowed, strict=True)))
 
 
 def merge_blocks(chain: BlockChain, bounds: Bounds) -> BlockChain:

@@ -1,15 +1,18 @@
 """Partition: cut the block chain into stages for one virtual worker's devices (spec section 4).
 
 Rule:
-    1. A stage is an interval of the chain on one device. Its time is forward + backward on that device's kind, plus the
-       bytes received forward over the link to the previous stage, plus the gradient bytes received over the link to the
-       next one.
+    1. A stage is the difference of two nested closed sets of blocks (what a block reads is in the same stage or an
+       earlier one) on one device. Its time is forward + backward on that device's kind, plus the bytes received forward
+       over the link to the previous stage, plus the gradient bytes received over the link to the next one; with the
+       objective ``overlapped`` it is the longer of computation and transfers.
     2. The plan minimises the slowest stage's time over all cuts, and all orders and subsets of the devices (in a group
        with ``ordered``, subsets in the group's order).
     3. Every stage fits in its device's memory with its minibatches in flight.
-    4. Ties: less communication, then less memory, then the first in the cluster file's order.
+    4. Ties: less communication, then less memory, then the chain's own order, then the cluster file's order.
 
-`partition_search` has the recurrence, `stage_memory` the memory formula.
+Such stages are intervals of another topological order of the blocks, `Partition.order`; `BlockChain.permuted` makes the
+chain of it. `partition_search` says how far the search is exact, `sweep` has the recurrence, `stage_memory` the memory
+formula.
 """
 
 from __future__ import annotations
@@ -23,13 +26,15 @@ import numpy.typing as npt
 from hetpipe_compiler.ir.blocks import BlockChain, FloatArray
 from hetpipe_compiler.ir.cluster import Cluster, Device
 from hetpipe_compiler.passes.allocate import Group
-from hetpipe_compiler.passes.chain_tables import chain_tables
 from hetpipe_compiler.passes.device_classes import device_classes
 from hetpipe_compiler.passes.in_flight import InFlightRule
 from hetpipe_compiler.passes.infeasible import does_not_fit
-from hetpipe_compiler.passes.partition_search import Found, Search, search
+from hetpipe_compiler.passes.partition_search import BUDGET, MAX_SETS, Found, Search, search
 from hetpipe_compiler.passes.split import split_boundaries
 from hetpipe_compiler.passes.stage_memory import MemoryRule, stage_memory
+
+#: Sums in another order differ by less.
+_EQUAL = 1e-9
 
 
 @dataclass(frozen=True)
@@ -37,9 +42,9 @@ class PlannedStage:
     """One stage of a plan. Times are milliseconds of one minibatch.
 
     Attributes:
-        blocks: Half-open interval of the chain.
+        blocks: Half-open interval of the plan's order of the blocks.
         receive_ms: Receiving activations from the previous stage and gradients from the next.
-        stage_ms: forward + backward + receive: what the partitioner balances.
+        stage_ms: What the partitioner balances: forward + backward + receive (``overlapped``: the longer of the two).
         receives_bytes: Activations and gradients received.
         memory: `stage_memory.stage_memory`'s parts.
         in_flight: w_s.
@@ -58,12 +63,37 @@ class PlannedStage:
 
 @dataclass(frozen=True)
 class Partition:
-    """The partition of one virtual worker, its slowest stage's time, a bound below that, and the devices left idle."""
+    """The partition of one virtual worker.
+
+    Attributes:
+        order: The chain's blocks in the order of the stages, which are intervals of it.
+        bottleneck_ms: The slowest stage's ``stage_ms``.
+        lower_bound_ms: Proven: no partition under the same constraints can have a smaller bottleneck.
+        unused: Devices of the group that no stage uses.
+    """
 
     stages: tuple[PlannedStage, ...]
+    order: tuple[int, ...]
     bottleneck_ms: float
     lower_bound_ms: float
     unused: tuple[Device, ...]
+
+    @property
+    def gap(self) -> float:
+        """By what share of the bound the bottleneck may exceed the optimum."""
+        return relative_gap(self.bottleneck_ms, self.lower_bound_ms)
+
+    @property
+    def optimal(self) -> bool:
+        """Whether the bottleneck is proven to be the least."""
+        return self.gap == 0.0
+
+
+def relative_gap(bottleneck_ms: float, lower_bound_ms: float) -> float:
+    """``bottleneck / bound - 1``; 0.0 where they are equal but for rounding."""
+    if bottleneck_ms <= lower_bound_ms * (1 + _EQUAL):
+        return 0.0
+    return bottleneck_ms / lower_bound_ms - 1.0 if lower_bound_ms > 0 else float("inf")
 
 
 def partition(
@@ -76,49 +106,63 @@ def partition(
     staleness: int = 0,
     reproducible: bool = False,
     split: Sequence[str | int] | None = None,
+    objective: str = "hetpipe",
+    max_sets: int = MAX_SETS,
+    budget: int = BUDGET,
 ) -> Partition:
     """The best partition with ``nm`` minibatches in flight on the first stage and ``in_flight_rule`` on the others.
 
     Args:
         staleness, reproducible: D, and whether the run will be reproducible: both count in memory.
         split: Where stages begin (see `split`); then only the order of the devices is searched.
+        objective: ``hetpipe`` or ``overlapped``.
+        max_sets, budget: See `partition_search.search`.
 
     Raises:
         PlanningError: HP301 nothing fits, HP302 too many orders to search, HP303 or HP306 a wrong ``split``, HP304 no
-            times for a device kind.
+            times for a device kind, HP308 nothing found, but not everything searched.
     """
     rule = MemoryRule(chain.optimizer_factor, staleness, reproducible)
     boundaries = split_boundaries(chain, split) if split is not None else None
-    space = search(chain_tables(chain), device_classes(group, cluster, chain), rule, boundaries)
+    space = search(
+        chain,
+        device_classes(group, cluster, chain),
+        rule,
+        boundaries,
+        overlapped=objective == "overlapped",
+        max_sets=max_sets,
+        budget=budget,
+    )
     found = space.fastest(nm, in_flight_rule)
     if found is None:
         raise does_not_fit(chain, space, nm, by_hand=split is not None)
-    stages = planned_stages(space, found, in_flight_rule.vector(nm, len(found.cuts)))
+    stages = planned_stages(space, found, in_flight_rule.vector(nm, len(found.stages)))
     used = {stage.device.id for stage in stages}
     unused = tuple(device for device in group.devices if device.id not in used)
-    return Partition(stages, max(stage.stage_ms for stage in stages), space.lower_bound_ms, unused)
+    bottleneck_ms = max(stage.stage_ms for stage in stages)
+    return Partition(stages, found.order, bottleneck_ms, min(found.lower_bound, bottleneck_ms), unused)
 
 
 def planned_stages(space: Search, found: Found, in_flight: Sequence[int]) -> tuple[PlannedStage, ...]:
     """The stages of ``found`` with devices, times and memory."""
     devices = space.classes.assign(found.classes)
-    tables = space.tables
     stages = []
-    for index, ((lo, hi), device, w) in enumerate(zip(found.cuts, devices, in_flight, strict=True)):
-        forward, backward = tables.forward_ms[device.kind.name], tables.backward_ms[device.kind.name]
-        forward_ms, backward_ms = float(forward[hi] - forward[lo]), float(backward[hi] - backward[lo])
-        receive_ms = _neighbour_ms(space, found.classes, index, index - 1, int(tables.received[lo, hi]))
-        receive_ms += _neighbour_ms(space, found.classes, index, index + 1, int(tables.returned[lo, hi]))
+    for index, (blocks, device, w) in enumerate(zip(found.stages, devices, in_flight, strict=True)):
+        sums = space.sums(blocks)
+        forward_ms, backward_ms = sums.forward_ms[device.kind.name], sums.backward_ms[device.kind.name]
+        receive_ms = _neighbour_ms(space, found.classes, index, index - 1, sums.received)
+        receive_ms += _neighbour_ms(space, found.classes, index, index + 1, sums.returned)
+        compute_ms = forward_ms + backward_ms
         stages.append(
             PlannedStage(
                 device=device,
-                blocks=(lo, hi),
+                blocks=found.cuts[index],
                 forward_ms=forward_ms,
                 backward_ms=backward_ms,
                 receive_ms=receive_ms,
-                stage_ms=forward_ms + backward_ms + receive_ms,
-                receives_bytes=int(tables.received[lo, hi] + tables.returned[lo, hi]),
-                memory=stage_memory(tables, (lo, hi), w, device.kind, space.memory_rule),
+                stage_ms=max(compute_ms, receive_ms) if space.line.overlapped else compute_ms + receive_ms,
+                receives_bytes=sums.received + sums.returned,
+                memory=stage_memory(sums, w, device.kind, space.memory_rule),
                 in_flight=w,
             )
         )
@@ -135,6 +179,7 @@ def _neighbour_ms(space: Search, classes: tuple[int, ...], stage: int, neighbour
 def message_ms(chain: BlockChain, stages: Sequence[PlannedStage], cluster: Cluster) -> tuple[FloatArray, FloatArray]:
     """Every real message: ``[i, j]`` milliseconds of the activations, and of the gradients, from stage i to stage j.
 
+    ``chain``: in the plan's order of blocks (`BlockChain.permuted`).
     NaN where none is sent. Unlike `PlannedStage.receive_ms` a value that skips stages goes straight over its own link.
     """
     count = len(stages)

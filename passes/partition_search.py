@@ -1,395 +1,272 @@
-"""The partition search: exact minimum of the slowest stage over all cuts, all orders and all subsets of the devices.
+"""The partition search: least slowest stage over all nested closed sets, all orders and all subsets of the devices.
 
-For a fixed order of devices the optimum is ``best[j][i] = min over j' of max(best[j'][i - 1], T_i(j' + 1 .. j))`` (spec
-section 4). To cover every order the recurrence runs over *tails* (`device_classes.Tails`), and from the last stage
-backwards, because the minibatches in flight on a stage depend on its distance to the last one. With t a tail whose
-first stage has class a, i the first block of that stage, l the link over which it receives, and t' what follows it::
+1. The chain's own order is searched first (`n + 1` closed sets): quick, and its optimum bounds the answer from above.
+2. Then all closed sets of the block graph, where their number is within `MAX_SETS`; else those that differ from the
+   chain's order only within a band, as wide as that number allows.
+3. A sweep looks for a plan below a cap only, and is the faster the lower the cap. Caps rise from the lower bound to
+   what is held; one in vain proves that nothing lies below it (over all closed sets).
+4. Among the plans of least bottleneck: less communication, then less memory; the chain's own order if it is as good.
 
-    V[t, l, i] = min over j, t' of  max( T_a([i, j), l, link(a, class of t')),  V[t', link(a, class of t'), j] )
-
-    T_a([i, j), l, l') = compute_a[i, j) + received[i, j) over l + returned[i, j) over l',   infinite where memory is
-    exceeded
-
-The first stage (i = 0) receives nothing and holds Nm minibatches in flight. The answer is the least V[t, -, 0] over all
-tails. A second sweep of the same shape finds, among the plans whose stages all keep to that bottleneck, the one with
-the
-fewest milliseconds of communication, then the least memory, then the first in order: so equal inputs give equal plans.
-
-Pruning is exact: compute time grows with j, so a loop over j ends where compute alone exceeds what is already reached,
-or a cap that the caller raises from the lower bound until a plan exists.
+All work is counted, not timed, so that the answer does not depend on the machine. Where the work allowed is spent, or
+not all closed sets were searched, the answer is the best plan held, and its distance to the proven bound is known.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import pairwise
 
-import numba
 import numpy as np
-import numpy.typing as npt
 
-from hetpipe_compiler.ir.blocks import FloatArray
-from hetpipe_compiler.passes.chain_tables import ChainTables, IntArray
-from hetpipe_compiler.passes.device_classes import DeviceClasses, Tails, tails
+from hetpipe_compiler.errors import PlanningError
+from hetpipe_compiler.ir.blocks import BlockChain
+from hetpipe_compiler.passes.block_graph import BlockGraph, block_graph
+from hetpipe_compiler.passes.closed_sets import ClosedSets, closed_sets, widest_band
+from hetpipe_compiler.passes.cut_space import ROUNDING, Cut, CutSpace, OutOfBudgetError, cut_space
+from hetpipe_compiler.passes.device_classes import DeviceClasses, tails
 from hetpipe_compiler.passes.in_flight import InFlightRule
-from hetpipe_compiler.passes.stage_memory import MemoryRule, reserve_bytes, total_table
+from hetpipe_compiler.passes.stage_memory import MemoryRule, reserve_bytes, total_bytes
+from hetpipe_compiler.passes.stage_sums import StageSums, stage_sums
 
-#: How far above the lower bound the search looks, first to last; only reached if nothing lies below.
+#: How far above the lower bound the search looks, first to last, while no plan is known.
 _CAPS = (1.02, 1.1, 1.3, 1.7, 3.0, float("inf"))
-
-
-#: Bottlenecks closer than this are equal: sums in another order differ by as much.
-_ROUNDING = 1e-12
+#: Where between the lower bound and the plan held.
+_SHARES = (1 / 4,)
+#: Cuts of the chain's own order that are looked at first.
+_COARSE_CUTS = 256
+_NO_LIMIT = 1 << 62
+#: More closed sets than this are not all searched.
+MAX_SETS = 200_000
+#: Closed sets of a band, where all are too many.
+BAND_SETS = 10_000
+#: Steps of one search over all orders: some 20 s of one core.
+BUDGET = 10_000_000_000
 
 
 @dataclass(frozen=True)
 class Found:
-    """A plan: per stage its interval and device class; and the objective that no stage exceeds, ms or bytes."""
+    """A plan.
 
-    cuts: tuple[tuple[int, int], ...]
+    Attributes:
+        stages: Blocks of each stage, ascending; between any two nested closed sets of the block graph.
+        classes: Device class of each stage.
+        objective: The slowest stage's milliseconds (or most bytes too many), but for rounding.
+        lower_bound: No plan under the same constraints can have less.
+    """
+
+    stages: tuple[tuple[int, ...], ...]
     classes: tuple[int, ...]
     objective: float
+    lower_bound: float
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """All blocks in the order of the stages."""
+        return tuple(block for stage in self.stages for block in stage)
+
+    @property
+    def cuts(self) -> tuple[tuple[int, int], ...]:
+        """The stages as intervals of ``order``."""
+        ends = np.cumsum([0, *map(len, self.stages)])
+        return tuple((int(lo), int(hi)) for lo, hi in pairwise(ends))
 
 
 @dataclass(frozen=True)
 class Search:
-    """All that the kernels read for one (chain, group); the in-flight counts are given per call.
+    """The search for one (chain, group); the in-flight counts are given per call.
 
     Attributes:
-        compute_ms: Per device class, prefix sums of forward + backward.
-        available: Per device class, bytes of memory less the reserve.
-        receives_over: ``[class, link]``: whether a stage of that class can have a previous stage over that link.
-        first_end, last_end: Per first block of a stage, the ends that its interval may have.
-        lower_bound_ms: `lower_bound_ms` of these devices.
+        line: Cuts of the chain's own order (or the cut by hand).
+        coarse: Some of them, evenly chosen, where there are many.
+        graph: Cuts at closed sets, None if there is one order only.
+        complete: Whether ``graph`` has all closed sets.
+        budget: Work for each search over ``graph``.
     """
 
-    tables: ChainTables
+    chain: BlockChain
     classes: DeviceClasses
-    tails: Tails
     memory_rule: MemoryRule
-    compute_ms: FloatArray
-    available: IntArray
-    ms_per_byte: FloatArray
-    latency_ms: FloatArray
-    receives_over: npt.NDArray[np.bool_]
-    first_end: IntArray
-    last_end: IntArray
-    lower_bound_ms: float
-    _totals: dict[int, IntArray] = field(default_factory=dict, repr=False)
+    line: CutSpace
+    coarse: CutSpace | None
+    graph: CutSpace | None
+    complete: bool
+    budget: int
+    _sums: dict[tuple[int, ...], StageSums] = field(default_factory=dict, repr=False)
+
+    @property
+    def lower_bound_ms(self) -> float:
+        """From computation alone: see `work_bound`."""
+        return self.line.lower_bound_ms
 
     def fastest(self, nm: int, rule: InFlightRule) -> Found | None:
-        """The plan with the least bottleneck whose stages fit in memory; None if there is none."""
-        arrays = self._arrays(nm, rule)
-        for cap in _CAPS:
-            cap_ms = cap * self.lower_bound_ms if np.isfinite(cap) else np.inf
-            bottleneck = _least_bottleneck(*(*arrays, cap_ms, False))
-            if np.isfinite(bottleneck):
-                return self._plan(arrays, bottleneck * (1 + _ROUNDING), False)
-        return None
+        """The plan with the least bottleneck whose stages fit in memory; None if there is none.
+
+        Raises:
+            PlanningError: HP308, none was found, but not everything could be searched.
+        """
+        least = self._least_in_order(nm, rule)
+        held = None if np.isinf(least) else self.line.best_within(nm, rule, least * (1 + ROUNDING), _NO_LIMIT)[0]
+        if self.graph is None:
+            return None if held is None else Found(held.stages, held.classes, least, least)
+        return self._over_all_orders(self.graph, nm, rule, held, least)
 
     def least_overflow(self, nm: int, rule: InFlightRule) -> Found | None:
-        """The plan whose worst stage exceeds its device's memory least; None if no cut is allowed at all."""
-        arrays = self._arrays(nm, rule)
-        overflow = _least_bottleneck(*(*arrays, np.inf, True))
-        return self._plan(arrays, overflow, True) if np.isfinite(overflow) else None
+        """The plan in the chain's order whose worst stage exceeds its device's memory least; None if there is none."""
+        cut = self.line.least_overflow(nm, rule)
+        return None if cut is None else Found(cut.stages, cut.classes, cut.objective, cut.objective)
 
-    def totals(self, in_flight: int) -> IntArray:
-        """Memory of every interval with so many minibatches in flight, reserve excluded."""
-        if in_flight not in self._totals:
-            self._totals[in_flight] = total_table(self.tables, in_flight, self.memory_rule)
-        return self._totals[in_flight]
+    def sums(self, stage: tuple[int, ...]) -> StageSums:
+        """`stage_sums` of these blocks."""
+        if stage not in self._sums:
+            self._sums[stage] = stage_sums(self.chain, stage)
+        return self._sums[stage]
+
+    def fits_alone(self, stage: tuple[int, ...], device_class: int, in_flight: int) -> bool:
+        """Whether that class has room for the stage with so many minibatches in flight."""
+        kind = self.classes.kinds[device_class]
+        available = kind.memory_bytes - reserve_bytes(self.chain, kind)
+        return total_bytes(self.sums(stage), in_flight, self.memory_rule) <= available
 
     def fits(self, plan: Found, in_flight: tuple[int, ...]) -> bool:
         """Whether every stage of ``plan`` has room for its minibatches in flight."""
-        stages = zip(plan.cuts, plan.classes, in_flight, strict=True)
-        return all(self.totals(count)[cut] <= self.available[index] for cut, index, count in stages)
+        return all(map(self.fits_alone, plan.stages, plan.classes, in_flight))
 
-    def _arrays(self, nm: int, rule: InFlightRule) -> tuple[Any, ...]:
-        deepest = int(self.tails.stages.max())
-        counts = [rule.at_distance(distance, nm) for distance in range(deepest)]
-        distinct = sorted({nm, 1, *counts})
-        totals = np.stack([self.totals(count) for count in distinct])
-        slots = np.array([distinct.index(count) for count in counts], dtype=np.int64)
-        return (
-            self.tails.first_class,
-            self.tails.stages,
-            self.tails.starts,
-            self.tails.successors,
-            self.compute_ms,
-            self.tables.received,
-            self.tables.returned,
-            totals,
-            slots,
-            distinct.index(nm),
-            self.available,
-            self.ms_per_byte,
-            self.latency_ms,
-            self.classes.link_between,
-            self.receives_over,
-            self.first_end,
-            self.last_end,
+    def _least_in_order(self, nm: int, rule: InFlightRule) -> float:
+        for cap_ms in self._caps_in_order(nm, rule):
+            least, _ = self.line.least_bottleneck(nm, rule, cap_ms, _NO_LIMIT)
+            if np.isfinite(least):
+                return least
+        return float("inf")
+
+    def _caps_in_order(self, nm: int, rule: InFlightRule) -> Iterator[float]:
+        """Caps to try in turn: first the optimum of every so-manieth cut, which is one of a finer choice too."""
+        if self.coarse is not None:
+            for cap_ms in _caps(self.lower_bound_ms, float("inf")):
+                least, _ = self.coarse.least_bottleneck(nm, rule, cap_ms, _NO_LIMIT)
+                if np.isfinite(least):
+                    yield least * (1 + ROUNDING)
+                    return
+        yield from _caps(self.lower_bound_ms, float("inf"))
+
+    def _over_all_orders(
+        self, space: CutSpace, nm: int, rule: InFlightRule, held: Cut | None, least: float
+    ) -> Found | None:
+        """The best over ``space``, given the best in the chain's order, ``held``, whose bottleneck is ``least``."""
+        proven, budget = self.lower_bound_ms, self.budget
+        try:
+            for cap in _caps(proven, least):
+                reached, work = space.least_bottleneck(nm, rule, cap, budget)
+                budget -= work
+                if np.isfinite(reached):
+                    least, held = reached, None
+                    break
+                proven = cap if self.complete else proven
+            if np.isinf(least):
+                if self.complete:
+                    return None
+                raise self._unknown(nm)
+            proven = least if self.complete else proven
+            bound = least * (1 + ROUNDING)
+            # A sweep within the least bottleneck is no more work than the one that found it.
+            best, _ = space.best_within(nm, rule, bound, budget if held else _NO_LIMIT)
+        except OutOfBudgetError:
+            if held is None:
+                raise self._unknown(nm) from None
+            return Found(held.stages, held.classes, least, min(proven, least))
+        if held is not None and held.moved_ms <= best.moved_ms * (1 + ROUNDING) and held.memory <= best.memory:
+            best = held
+        return Found(best.stages, best.classes, least, min(proven, least))
+
+    def _unknown(self, nm: int) -> PlanningError:
+        return PlanningError(
+            "HP308",
+            f"no cut of {self.chain.name} that fits with Nm = {nm} was found, but not all orders of its"
+            f" {len(self.chain)} blocks could be searched",
+            where="virtual worker of " + ", ".join(d.id for members in self.classes.members for d in members),
+            hint="make larger virtual workers, try a smaller batch, or cut by hand with --split",
         )
 
-    def _plan(self, arrays: tuple[Any, ...], objective: float, overflow: bool) -> Found:
-        """Sweep again for the best plan within ``objective``, and follow its choices."""
-        root, end, following = _least_communication(*(*arrays, objective, overflow))
-        cuts: list[tuple[int, int]] = []
-        classes: list[int] = []
-        tail, link, lo = int(root), 0, 0
-        while tail >= 0:
-            hi, after = int(end[tail, link, lo]), int(following[tail, link, lo])
-            cuts.append((lo, hi))
-            classes.append(int(self.tails.first_class[tail]))
-            if after >= 0:
-                link = int(self.classes.link_between[classes[-1], self.tails.first_class[after]])
-            tail, lo = after, hi
-        return Found(tuple(cuts), tuple(classes), float(objective))
+
+def _caps(lower: float, held: float) -> list[float]:
+    """Caps to try in turn, all below ``held``."""
+    if np.isinf(held):
+        return [cap * lower if np.isfinite(cap) else np.inf for cap in _CAPS]
+    if held <= lower * (1 + ROUNDING):
+        return []
+    return [*(lower + share * (held - lower) for share in _SHARES), held * (1 - ROUNDING)]
 
 
 def search(
-    tables: ChainTables, classes: DeviceClasses, memory_rule: MemoryRule, boundaries: tuple[int, ...] | None = None
+    chain: BlockChain,
+    classes: DeviceClasses,
+    memory_rule: MemoryRule,
+    boundaries: tuple[int, ...] | None = None,
+    *,
+    overlapped: bool = False,
+    max_sets: int = MAX_SETS,
+    budget: int = BUDGET,
 ) -> Search:
-    """Prepare the search over a group's plans; ``boundaries`` (first blocks of stages 1, 2, ...) fix the cut.
+    """Prepare the search over a group's plans.
+
+    Args:
+        boundaries: First blocks of stages 1, 2, ...: these are the stages, and only the devices' order is searched.
+        overlapped: A stage's time is the longer of its computation and its transfers, not their sum.
+        max_sets, budget: Above these, the answer may be no optimum; its `Found.lower_bound` says so.
 
     Raises:
-        PlanningError: HP302, the group is too varied to search.
+        PlanningError: HP302, the group is too varied to search; HP303, ``boundaries`` part what must stay together.
     """
-    n = tables.blocks
-    first_end = np.arange(1, n + 2, dtype=np.int64)
-    last_end = np.full(n + 1, n, dtype=np.int64)
     if boundaries is not None:
-        ends = (*boundaries, n)
-        first_end[:n] = last_end[:n] = [next(end for end in ends if end > lo) for lo in range(n)]
-    links = max(1, len(classes.links))
-    receives_over = np.zeros((len(classes), links), dtype=np.bool_)
-    for a, b in zip(*np.nonzero(classes.link_between >= 0), strict=True):
-        receives_over[b, classes.link_between[a, b]] = True
-    compute_ms = np.stack([tables.forward_ms[kind.name] + tables.backward_ms[kind.name] for kind in classes.kinds])
+        edges = (0, *boundaries, len(chain))
+        merged = [range(lo, hi) for lo, hi in pairwise(edges)]
+        line = block_graph(chain, merged=merged, linear=True)
+        if len(line) < len(merged):
+            raise PlanningError(
+                "HP303",
+                f"the cut parts blocks that must share a stage: {_parted(chain, boundaries)}",
+                where="--split",
+                hint="cut before the first of them, or after the last",
+            )
+    else:
+        line = block_graph(chain, linear=True)
+    pipelines = tails(classes, len(line))
+
+    def space(graph: BlockGraph, sets: ClosedSets) -> CutSpace:
+        exact_stages = 0 if boundaries is None else len(merged)
+        return cut_space(
+            chain, graph, sets, classes, pipelines, memory_rule, overlapped=overlapped, exact_stages=exact_stages
+        )
+
+    def space_in_order(graph: BlockGraph) -> CutSpace:
+        sets = closed_sets(graph, len(graph) + 1)
+        assert sets is not None
+        return space(graph, sets)
+
+    coarse: BlockGraph | None = None
+    if len(line) >= 2 * _COARSE_CUTS and boundaries is None:
+        borders = [len(line) * at // _COARSE_CUTS for at in range(_COARSE_CUTS + 1)]
+        runs = [line.members[lo:hi] for lo, hi in pairwise(borders)]
+        coarse = block_graph(chain, merged=[[b for node in run for b in node] for run in runs], linear=True)
+    graph = None if boundaries is not None else block_graph(chain)
+    found: tuple[ClosedSets, bool] | None = None
+    if graph is not None and not graph.linear:
+        every = closed_sets(graph, max_sets)
+        found = (every, True) if every is not None else (widest_band(graph, min(BAND_SETS, max_sets)), False)
     return Search(
-        tables=tables,
+        chain=chain,
         classes=classes,
-        tails=tails(classes, n),
         memory_rule=memory_rule,
-        compute_ms=compute_ms,
-        available=np.array([k.memory_bytes - reserve_bytes(tables, k) for k in classes.kinds], dtype=np.int64),
-        ms_per_byte=np.array([1e-6 / link.bandwidth_gb_s for link in classes.links] or [0.0]),
-        latency_ms=np.array([link.latency_us / 1e3 for link in classes.links] or [0.0]),
-        receives_over=receives_over,
-        first_end=first_end,
-        last_end=last_end,
-        lower_bound_ms=lower_bound_ms(compute_ms, np.array([len(devices) for devices in classes.members])),
+        line=space_in_order(line),
+        coarse=space_in_order(coarse) if coarse is not None else None,
+        graph=space(graph, found[0]) if graph is not None and found is not None else None,
+        complete=found is None or found[1],
+        budget=budget,
     )
 
 
-def lower_bound_ms(compute_ms: FloatArray, counts: IntArray) -> float:
-    """A bottleneck that no plan can beat: the fractional bound, or the heaviest block on the device that suits it best.
-
-    Fractional bound: for any weights y_d of the devices that sum to 1, the slowest stage takes at least the weighted
-    mean of the stages' times, and that at least ``sum over blocks of min over d of y_d * ms(block, d)``. With y_d
-    inverse to the whole chain's time on d this is the total work over the combined speed when the devices differ by a
-    factor only.
-    """
-    per_block = np.diff(compute_ms, axis=1)
-    whole = compute_ms[:, -1]
-    heaviest = float(per_block.min(axis=0).max())
-    if not np.all(whole > 0):
-        return heaviest
-    fractional = float((per_block / whole[:, None]).min(axis=0).sum() / (counts / whole).sum())
-    return max(fractional, heaviest)
-
-
-@numba.njit(cache=True, inline="always")
-def _transfer_ms(n_bytes: int, ms_per_byte: float, latency_ms: float) -> float:
-    return n_bytes * ms_per_byte + latency_ms if n_bytes > 0 else 0.0
-
-
-@numba.njit(cache=True)
-def _open(best: FloatArray, i: int, receives_over: npt.NDArray[np.bool_]) -> None:
-    """Reset ``best``: infinite for the links over which a stage starting at i may receive, else closed (-infinite)."""
-    for into in range(best.shape[0]):
-        best[into] = np.inf if (receives_over[into] if i > 0 else into == 0) else -np.inf
-
-
-@numba.njit(cache=True)
-def _least_bottleneck(
-    first_class: IntArray,
-    stages: IntArray,
-    starts: IntArray,
-    successors: IntArray,
-    compute_ms: FloatArray,
-    received: IntArray,
-    returned: IntArray,
-    totals: IntArray,
-    slots: IntArray,
-    first_slot: int,
-    available: IntArray,
-    ms_per_byte: FloatArray,
-    latency_ms: FloatArray,
-    link_between: IntArray,
-    receives_over: npt.NDArray[np.bool_],
-    first_end: IntArray,
-    last_end: IntArray,
-    cap: float,
-    overflow: bool,
-) -> float:
-    """The recurrence of the module docstring. Infinite if no plan lies within ``cap``.
-
-    With ``overflow`` a stage's objective is the bytes by which it exceeds its device, and memory is no constraint.
-    """
-    n = received.shape[0] - 1
-    links = ms_per_byte.shape[0]
-    value = np.full((stages.shape[0], links, n + 1), np.inf)
-    rest = np.empty((links, n + 1))
-    best = np.empty(links)
-    answer = np.inf
-    for tail in range(stages.shape[0]):
-        a, length = first_class[tail], stages[tail]
-        rest[:] = np.inf
-        reach = n
-        if length == 1:
-            rest[0, n] = -np.inf
-        for s in range(starts[tail], starts[tail + 1]):
-            link = link_between[a, first_class[successors[s]]]
-            for j in range(n):
-                if value[successors[s], link, j] < rest[link, j]:
-                    rest[link, j] = value[successors[s], link, j]
-                    reach = min(reach, j)
-        for i in range(n - length + 1):
-            slot = slots[length - 1] if i > 0 or length == 1 else first_slot
-            _open(best, i, receives_over[a])
-            for j in range(max(first_end[i], reach), last_end[i] + 1):
-                compute = compute_ms[a, j] - compute_ms[a, i]
-                over = totals[slot, i, j] - available[a]
-                if not overflow:
-                    if compute > cap or compute >= best.max():
-                        break
-                    if over > 0:
-                        continue
-                for out in range(links):
-                    if rest[out, j] == np.inf:
-                        continue
-                    sent = compute + _transfer_ms(returned[i, j], ms_per_byte[out], latency_ms[out])
-                    for into in range(links):
-                        time = sent + _transfer_ms(received[i, j], ms_per_byte[into], latency_ms[into])
-                        reached = max(float(over) if overflow else time, rest[out, j])
-                        if reached <= cap and reached < best[into]:
-                            best[into] = reached
-            for into in range(links):
-                value[tail, into, i] = best[into] if best[into] > -np.inf else np.inf
-        answer = min(answer, value[tail, 0, 0])
-    return answer
-
-
-@numba.njit(cache=True)
-def _least_communication(
-    first_class: IntArray,
-    stages: IntArray,
-    starts: IntArray,
-    successors: IntArray,
-    compute_ms: FloatArray,
-    received: IntArray,
-    returned: IntArray,
-    totals: IntArray,
-    slots: IntArray,
-    first_slot: int,
-    available: IntArray,
-    ms_per_byte: FloatArray,
-    latency_ms: FloatArray,
-    link_between: IntArray,
-    receives_over: npt.NDArray[np.bool_],
-    first_end: IntArray,
-    last_end: IntArray,
-    bound: float,
-    overflow: bool,
-) -> tuple[int, IntArray, IntArray]:
-    """Among plans whose every stage's objective is at most ``bound``: least (communication ms, memory, order).
-
-    Returns the tail that is the whole plan, and per ``[tail, link, first block]`` the end of the tail's first stage and
-    the tail that follows it (-1: none).
-    """
-    n = received.shape[0] - 1
-    links = ms_per_byte.shape[0]
-    shape = (stages.shape[0], links, n + 1)
-    communication, memory = np.full(shape, np.inf), np.zeros(shape, dtype=np.int64)
-    end, following = np.zeros(shape, dtype=np.int32), np.full(shape, -1, dtype=np.int32)
-    best = np.empty(links)
-    root = -1
-    for tail in range(stages.shape[0]):
-        a, length = first_class[tail], stages[tail]
-        chosen, reach = _least_rests(
-            tail, a, length, starts, successors, first_class, link_between, communication, memory
-        )
-        for i in range(n - length + 1):
-            slot = slots[length - 1] if i > 0 or length == 1 else first_slot
-            _open(best, i, receives_over[a])
-            for j in range(max(first_end[i], reach), last_end[i] + 1):
-                compute = compute_ms[a, j] - compute_ms[a, i]
-                over = totals[slot, i, j] - available[a]
-                if not overflow:
-                    if compute > bound:
-                        break
-                    if over > 0:
-                        continue
-                for out in range(links):
-                    if chosen[out, j] == -2:
-                        continue
-                    back = _transfer_ms(returned[i, j], ms_per_byte[out], latency_ms[out])
-                    after, bytes_here = 0.0, totals[slot, i, j]
-                    if chosen[out, j] >= 0:
-                        after = communication[chosen[out, j], out, j]
-                        bytes_here += memory[chosen[out, j], out, j]
-                    for into in range(links):
-                        forth = _transfer_ms(received[i, j], ms_per_byte[into], latency_ms[into])
-                        if (float(over) if overflow else compute + back + forth) > bound:
-                            continue
-                        moved = back + forth + after
-                        if moved < best[into] or (moved == best[into] and bytes_here < memory[tail, into, i]):
-                            best[into] = moved
-                            communication[tail, into, i], memory[tail, into, i] = moved, bytes_here
-                            end[tail, into, i], following[tail, into, i] = j, chosen[out, j]
-        here = communication[tail, 0, 0]
-        if here < np.inf and (
-            root < 0
-            or here < communication[root, 0, 0]
-            or (here == communication[root, 0, 0] and memory[tail, 0, 0] < memory[root, 0, 0])
-        ):
-            root = tail
-    return root, end, following
-
-
-@numba.njit(cache=True)
-def _least_rests(
-    tail: int,
-    a: int,
-    length: int,
-    starts: IntArray,
-    successors: IntArray,
-    first_class: IntArray,
-    link_between: IntArray,
-    communication: FloatArray,
-    memory: IntArray,
-) -> tuple[IntArray, int]:
-    """Per (link, block): the best tail to follow ``tail`` (-1: the end, -2: none); and the first block that has one."""
-    n, links = communication.shape[2] - 1, communication.shape[1]
-    chosen = np.full((links, n + 1), -2, dtype=np.int64)
-    if length == 1:
-        chosen[0, n] = -1
-    reach = n
-    for s in range(starts[tail], starts[tail + 1]):
-        after = successors[s]
-        link = link_between[a, first_class[after]]
-        for j in range(n):
-            if communication[after, link, j] == np.inf:
-                continue
-            reach = min(reach, j)
-            held = chosen[link, j]
-            if (
-                held < 0
-                or communication[after, link, j] < communication[held, link, j]
-                or (
-                    communication[after, link, j] == communication[held, link, j]
-                    and memory[after, link, j] < memory[held, link, j]
-                )
-            ):
-                chosen[link, j] = after
-    return chosen, reach
+def _parted(chain: BlockChain, boundaries: tuple[int, ...]) -> str:
+    for group in chain.colocate:
+        if any(group[0] < boundary <= group[-1] for boundary in boundaries):
+            return ", ".join(chain.blocks[b].name for b in group)
+    return "blocks that a value ties together"

@@ -132,7 +132,9 @@ class Verify(Pass):
         assert compilation.chain is not None
         costs = []
         for worker in compilation.workers:
-            activations, gradients = message_ms(compilation.chain, worker.stages, compilation.cluster)
+            activations, gradients = message_ms(
+                compilation.chain.permuted(worker.order), worker.stages, compilation.cluster
+            )
             costs.append(
                 PipelineCosts(
                     forward_ms=np.array([s.forward_ms for s in worker.stages]),

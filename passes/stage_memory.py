@@ -21,13 +21,12 @@ A chain with ``resident`` says a stage's memory itself: then that sum is all the
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-
+from hetpipe_compiler.ir.blocks import BlockChain
 from hetpipe_compiler.ir.cluster import DeviceKind
-from hetpipe_compiler.passes.chain_tables import ChainTables, IntArray
+from hetpipe_compiler.passes.stage_sums import StageSums
 
 #: Parts whose sum is ``total``; ``capacity`` is the device's.
 PARTS = (
@@ -57,41 +56,36 @@ class MemoryRule:
         return self.staleness + 1 if self.reproducible else 2
 
 
-def stage_memory(
-    tables: ChainTables, blocks: tuple[int, int], in_flight: int, kind: DeviceKind, rule: MemoryRule
-) -> dict[str, int]:
-    """Bytes of every part of the stage ``blocks`` on a device of ``kind``, with ``total`` and ``capacity``."""
-    parts = {name: int(size) for name, size in _parts(tables, blocks, in_flight, rule).items()}
+def stage_memory(sums: StageSums, in_flight: int, kind: DeviceKind, rule: MemoryRule) -> dict[str, int]:
+    """Bytes of every part of a stage on a device of ``kind``, with ``total`` and ``capacity``."""
+    parts = _parts(sums, in_flight, rule)
     parts["pulled"] = 0
-    parts["reserve"] = reserve_bytes(tables, kind)
+    parts["reserve"] = kind.reserve_bytes if sums.resident is None else 0
     parts["total"] = sum(parts[name] for name in PARTS)
     parts["capacity"] = kind.memory_bytes
     return parts
 
 
-def reserve_bytes(tables: ChainTables, kind: DeviceKind) -> int:
+def reserve_bytes(chain: BlockChain, kind: DeviceKind) -> int:
     """What of the device's memory is not for the stage."""
-    return 0 if tables.resident is not None else kind.reserve_bytes
+    return kind.reserve_bytes if chain.resident is None else 0
 
 
-def total_table(tables: ChainTables, in_flight: int, rule: MemoryRule) -> IntArray:
-    """The total without the reserve, for every interval ``[lo, hi]`` at once."""
-    parts = list(_parts(tables, ..., in_flight, rule).values())
-    return np.asarray(sum(parts[1:], start=parts[0]), dtype=np.int64)
+def total_bytes(sums: StageSums, in_flight: int, rule: MemoryRule) -> int:
+    """The total without the reserve."""
+    return sum(_parts(sums, in_flight, rule).values())
 
 
-def _parts(tables: ChainTables, at: Any, in_flight: int, rule: MemoryRule) -> dict[str, Any]:
-    """The parts that depend on the stage. ``at``: a ``(lo, hi)`` pair, or ``...`` for whole tables."""
-    if tables.resident is not None:
-        nothing = tables.resident[at] * 0
-        return {name: tables.resident[at] if name == "weights" else nothing for name in PARTS[:-2]}
-    parameters = tables.parameters[at]
+def _parts(sums: StageSums, in_flight: int, rule: MemoryRule) -> dict[str, int]:
+    if sums.resident is not None:
+        return dict.fromkeys(PARTS[:-2], 0) | {"weights": sums.resident}
+    parameters = sums.parameters
     return {
-        "weights": parameters + tables.frozen[at],
+        "weights": parameters + sums.frozen,
         "versions": parameters * (in_flight if in_flight > 1 else 0),
         "gradients": parameters,
-        "optimizer": np.ceil(parameters * rule.optimizer_factor).astype(np.int64),
+        "optimizer": math.ceil(parameters * rule.optimizer_factor),
         "own_sums": parameters * rule.own_sums,
-        "activations": tables.saved[at] * in_flight,
-        "boundary": tables.received[at] * in_flight + tables.returned[at] + tables.sent_back[at],
+        "activations": sums.saved * in_flight,
+        "boundary": sums.received * in_flight + sums.returned + sums.sent_back,
     }

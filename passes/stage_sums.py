@@ -1,4 +1,4 @@
-"""What a stage computes, holds, receives and sends, for any set of blocks between two closed sets of the block graph."""
+"""What a stage computes, holds, receives and sends, for any set of blocks between two closed sets."""
 
 from __future__ import annotations
 

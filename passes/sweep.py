@@ -52,7 +52,7 @@ class TailArrays(NamedTuple):
     """Tails, with the sets where each may begin.
 
     Attributes:
-        by_class: Tails grouped by ``first_class``: those of class a are ``by_class[class_starts[a]:class_starts[a + 1]]``.
+        by_class: Tails by ``first_class``: those of class a are ``by_class[class_starts[a]:class_starts[a + 1]]``.
         longer: ``[tail, class]``: the tail made by a stage of that class before it, -1 where there is none.
         low, high: First and last + 1 set before the tail.
         rest_low, rest_high: The same for what follows its first stage; ``rest_at``: where R of the tail is stored.
@@ -214,7 +214,7 @@ def _reach(
                 within = True
         if not within:
             continue
-        node = sets.grow_nodes[at]
+        node = np.int64(sets.grow_nodes[at])
         _add(node, 1, nodes, walk, now)
         parameters = now[3] + sets.held[0, reached] - sets.held[0, start]
         frozen = now[4] + sets.held[1, reached] - sets.held[1, start]
@@ -487,7 +487,8 @@ def least_communication(
     """Among plans whose every stage's objective is at most ``bound``: least (communication ms, memory, order).
 
     ``rest.moved_ms`` is infinite on entry. Returns the tail that is the whole plan, where its first stage ends, the
-    link that follows, its communication and memory, and the work done (more than ``budget``: given up). The rest of the plan stands in ``rest``.
+    link that follows, its communication and memory, and the work done (more than ``budget``: given up). The rest of the
+    plan stands in ``rest``.
     """
     last = sets.held.shape[1] - 1
     useful, usable = np.zeros(last + 1, dtype=np.bool_), np.zeros(devices.available.shape[0], dtype=np.bool_)

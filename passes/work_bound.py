@@ -2,9 +2,9 @@
 
 Give each kind of device a price p >= 0 such that the prices of all devices sum to 1, and each node the value
 ``min over kinds of p x ms(node, kind)``. A stage that takes at most B milliseconds on a device of price p has nodes
-worth at most p B, so all nodes together are worth at most B: their worth is a lower bound of the bottleneck (the dual of
-the linear program that spreads every node over the devices at will). The same holds for a part of the pipeline: devices
-whose prices sum to q can hold nodes worth at most q B. The search skips the cuts that this rules out.
+worth at most p B, so all nodes together are worth at most B: their worth is a lower bound of the bottleneck (the dual
+of the linear program that spreads every node over the devices at will). The same holds for a part of the pipeline:
+devices whose prices sum to q can hold nodes worth at most q B. The search skips the cuts that this rules out.
 
 Prices are improved from ``1 / (whole model's ms)`` by cyclic steps; any prices are valid, better ones bound tighter.
 """

@@ -253,10 +253,12 @@ def _make_weights(plan: Plan, loaded: LoadedWorkload, seed: int, run: Path) -> P
 
 def _evaluate(prepared: Prepared) -> None:
     from hetpipe_compiler.runtime import checkpoint
+    from hetpipe_compiler.runtime.progress import finite
 
     numbers = checkpoint.evaluate(prepared.loaded, prepared.run / "weights.safetensors", prepared.job.seed)
     if numbers is None:
         return
-    (prepared.run / "evaluation.json").write_text(json.dumps(numbers, indent=1) + "\n")
+    text = json.dumps({name: finite(value) for name, value in numbers.items()}, indent=1)
+    (prepared.run / "evaluation.json").write_text(text + "\n")
     for name, value in numbers.items():
         say(prepared.console, f"{name} {value:.6g}")

@@ -19,6 +19,8 @@ _WINDOW_S = 10.0
 _METRICS_EVERY_S = 2.0
 _LINES_EVERY_S = 5.0
 _SMOOTHING = 0.9
+#: What a narrow terminal does without, the least important first.
+_DISPENSABLE = ("for weights", "minibatches/s", "clock", "waiting", "samples/s")
 
 
 @dataclass
@@ -82,9 +84,18 @@ class Progress:
         minibatches: Of each virtual worker in the whole run.
         stages: Per virtual worker.
         metrics: The JSONL file; a line per virtual worker every two seconds, and one at the end.
+        processes: How many must report that they are ready before training begins; their start is shown.
     """
 
-    def __init__(self, minibatches: int, stages: list[int], metrics: Path, console: Console | None = None) -> None:
+    def __init__(
+        self,
+        minibatches: int,
+        stages: list[int],
+        metrics: Path,
+        console: Console | None = None,
+        *,
+        processes: int = 0,
+    ) -> None:
         self._total = minibatches
         self._stages = stages
         self._console = console or Console(stderr=True)
@@ -94,11 +105,15 @@ class Progress:
         self._last_metrics = self._last_line = 0.0
         self._live: Live | None = None
         self._told: set[int] = set()
+        self._processes, self._ready = processes, 0
+        self._begun = time.monotonic()
 
     def __enter__(self) -> Progress:
         if self._console.is_terminal:
             self._live = Live(self._table(), console=self._console, refresh_per_second=4, transient=False)
-            self._live.start()
+            self._live.start(refresh=True)
+        elif self._processes:
+            self.note(f"starting {self._processes} processes")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -131,7 +146,16 @@ class Progress:
             counted_s = max(event["counted_s"], 1e-3)
             worker.waiting[event["stage"]] = min(1.0, event["waited_s"] / counted_s)
             worker.waiting_for_weights[event["stage"]] = min(1.0, event["waited_for_weights_s"] / counted_s)
+        elif kind == "ready":
+            self._one_ready()
         self._show()
+
+    def _one_ready(self) -> None:
+        self._ready += 1
+        if self._live is not None:
+            self._live.update(self._table())
+        if self._ready == self._processes:
+            self.note(f"{self._processes} processes are ready after {time.monotonic() - self._begun:.0f} s")
 
     def note(self, text: str) -> None:
         """Print a line above the display."""
@@ -184,12 +208,17 @@ class Progress:
 
     def _table(self) -> Table:
         table = Table(box=None, pad_edge=False)
-        table.add_column("worker")
+        if self._start is None and self._ready < self._processes:
+            table.title = f"starting: {self._ready} of {self._processes} processes are ready"
+            table.title_justify = "left"
+        table.add_column("worker", no_wrap=True)
         records = self.records(time.time())
-        for name in _cells(records[0]):
-            table.add_column(name, justify="right")
-        for record in records:
-            table.add_row(f"vw{record['vw']}", *_cells(record).values())
+        rows = [_cells(record) for record in records]
+        columns = _that_fit(rows, self._console.width - len("worker"))
+        for name in columns:
+            table.add_column(name, justify="right", no_wrap=True)
+        for record, row in zip(records, rows, strict=True):
+            table.add_row(f"vw{record['vw']}", *(row[name] for name in columns))
         return table
 
 
@@ -202,10 +231,25 @@ def _cells(record: dict[str, Any]) -> dict[str, str]:
     loss = record["loss"]
     return {
         "minibatch": f"{record['minibatches']}/{record['total']}",
-        "minibatches/s": f"{record['minibatches_per_s']:.1f}",
-        "samples/s": f"{record['samples_per_s']:.0f}",
+        "minibatches/s": _rate(record["minibatches_per_s"]),
+        "samples/s": _rate(record["samples_per_s"]),
         "loss": f"{loss:.4f}" if isinstance(loss, float) else str(loss or "-"),
         "clock": str(record["clock"]),
         "waiting": f"{100 * record['waiting']:.0f}%",
         "for weights": f"{100 * record['waiting_for_weights']:.0f}%",
     }
+
+
+def _that_fit(rows: list[dict[str, str]], width: int) -> list[str]:
+    """The columns to show in so many characters, two between columns: whole ones, rather than all of them cut short."""
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
+    for name in _DISPENSABLE:
+        if sum(widths.values()) + 2 * len(widths) <= width:
+            break
+        del widths[name]
+    return list(widths)
+
+
+def _rate(per_s: float) -> str:
+    """Two or three digits that say something, also of a minibatch that takes a minute."""
+    return f"{per_s:.0f}" if per_s >= 100 or not per_s else f"{per_s:.1f}" if per_s >= 1 else f"{per_s:.2g}"

@@ -48,7 +48,13 @@ def run_distributed(prepared: Prepared, *, port: int | None = None) -> bool:
     stages = [len(worker.stages) for worker in prepared.plan.virtual_workers]
     log = JsonLines(prepared.run / "events.jsonl")
     try:
-        progress = Progress(job.minibatches, stages, prepared.run / "metrics.jsonl", prepared.console)
+        progress = Progress(
+            job.minibatches,
+            stages,
+            prepared.run / "metrics.jsonl",
+            prepared.console,
+            processes=sum(stages) + len(server_nodes(prepared.plan)),
+        )
         with progress, _interrupts():
             return _Run(prepared, receiver, store, progress, log).go()
     finally:

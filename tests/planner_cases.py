@@ -79,8 +79,11 @@ def clusters(draw: st.DrawFn, most: int = 4) -> Cluster:
 
 
 @st.composite
-def chains(draw: st.DrawFn, most: int = 7, least: int = 1) -> BlockChain:
-    """Chains with skips, values read twice, gradients or none, shared storages: small numbers, so that ties happen."""
+def chains(draw: st.DrawFn, most: int = 7, least: int = 1, linear: bool = False) -> BlockChain:
+    """Random DAGs with values read twice, gradients or none, shared storages: small numbers, so that ties happen.
+
+    Some with colocated blocks, some with fixed ends; ``linear``: with one order of the blocks only.
+    """
     n = draw(st.integers(least, most))
     times = st.lists(st.integers(0, 12).map(float), min_size=n, max_size=n)
     blocks = st.integers(0, n - 1)
@@ -90,6 +93,10 @@ def chains(draw: st.DrawFn, most: int = 7, least: int = 1) -> BlockChain:
         consumers = draw(st.sets(st.integers(producer + 1, n - 1), min_size=1, max_size=3))
         forward, backward = draw(st.integers(0, 30)), draw(st.integers(0, 30))
         values.append(CrossingValue(f"v{index}", producer, tuple(sorted(consumers)), forward, backward))
+    if linear:
+        values += [CrossingValue(f"path{i}", i, (i + 1,), 0, 0) for i in range(n - 1)]
+    pairs = st.lists(st.sets(blocks, min_size=2, max_size=3), max_size=1) if n > 2 else st.just([])
+    colocate = draw(pairs) if draw(st.integers(0, 3)) == 3 else []
 
     def held(name: str) -> tuple[SharedBytes, ...]:
         sizes = draw(st.lists(st.tuples(st.integers(0, 40), st.sets(blocks, min_size=1, max_size=3)), max_size=6))
@@ -111,4 +118,6 @@ def chains(draw: st.DrawFn, most: int = 7, least: int = 1) -> BlockChain:
         saved=held("s"),
         optimizer_factor=draw(st.sampled_from([0.0, 1.0, 2.0, 0.3])),
         resident=resident,
+        colocate=tuple(tuple(sorted(group)) for group in colocate),
+        ends_fixed=draw(st.integers(0, 3)) == 3,
     )

@@ -28,6 +28,8 @@ class Captured:
         constant_values: Their values (on the CPU).
         meta: Every tensor of ``tensors`` on the meta device.
         root: Folder of model.py: source places are shown relative to it.
+        in_eval: The same of the model in eval mode, until `passes.eval_mode` has compared the two.
+        evaluation: Whether the graph can also stand for the model in eval mode; ``evaluation_note`` says why not.
     """
 
     graph_module: fx.GraphModule
@@ -42,6 +44,9 @@ class Captured:
     constant_values: dict[str, torch.Tensor]
     meta: dict[str, torch.Tensor]
     root: Path = Path()
+    in_eval: Captured | None = None
+    evaluation: bool = False
+    evaluation_note: str | None = None
 
     @property
     def tensors(self) -> dict[str, Tensor]:

@@ -55,6 +55,18 @@ class SavedStorage:
 
 
 @dataclass(frozen=True, slots=True)
+class GradientSum:
+    """Autograd adds up the gradients of a value that several nodes read: ``count`` additions of its size.
+
+    ``key`` is that of the addition, for profiles.
+    """
+
+    key: str
+    work: Work
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class NodeCost:
     """Cost of one fx node for the example batch.
 
@@ -65,6 +77,8 @@ class NodeCost:
         requires_grad: Whether a gradient flows back into it.
         saved: Storages that the node is the first to keep for its backward (parameters excluded).
         key: What it has in common with all nodes that cost the same (`hetpipe_compiler.passes.node_key`).
+        sums: Additions of the gradients of its value, and of parameters that it is the first to read; no part of
+            ``backward``, but of its time.
         measured: Device kind -> milliseconds of (forward, backward) from a profile.
     """
 
@@ -76,6 +90,7 @@ class NodeCost:
     requires_grad: bool
     saved: tuple[SavedStorage, ...] = field(default=())
     key: str = ""
+    sums: tuple[GradientSum, ...] = ()
     measured: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
@@ -93,7 +108,7 @@ class NodeCost:
         """Measured, or else a roofline estimate of the backward pass."""
         if kind.name in self.measured:
             return self.measured[kind.name][1]
-        return sum(w.ms(kind) for w in self.backward)
+        return sum(w.ms(kind) for w in self.backward) + sum(s.count * s.work.ms(kind) for s in self.sums)
 
     def is_measured(self, kind: DeviceKind) -> bool:
         """Whether its times on ``kind`` are measured; what costs nothing needs no measurement."""

@@ -105,13 +105,20 @@ class Stage(_Model):
 
 
 class VirtualWorker(_Model):
-    """A pipeline of stages. ``bottleneck_stage``: index of the stage with the largest ``stage_ms``."""
+    """A pipeline of stages.
+
+    Attributes:
+        bottleneck_stage: Index of the stage with the largest ``stage_ms``, ``bottleneck_ms``.
+        lower_bound_ms: Proven: no partition on these devices with ``nm`` in flight has a smaller bottleneck.
+        optimal: Whether the bottleneck is as small as that; else it exceeds the optimum by less than the difference.
+    """
 
     index: int
     nm: int
     bottleneck_ms: float
     bottleneck_stage: int
     lower_bound_ms: float
+    optimal: bool = False
     samples_per_s: float
     stages: tuple[Stage, ...]
 
@@ -151,6 +158,7 @@ class Plan(_Model):
 
     Attributes:
         dynamic_batch: Whether other batch sizes than the example's run; ``dynamic_batch_note`` says why not.
+        evaluation: Whether the stage modules also run in eval mode; ``evaluation_note`` says why not.
         update_scale: Factor that the servers apply to a pushed update (1/N by default).
         loss: Name of the loss among the last stage's outputs.
         weights: Whether the folder holds initial weights.
@@ -164,6 +172,8 @@ class Plan(_Model):
     batch_size: int
     dynamic_batch: bool = True
     dynamic_batch_note: str | None = None
+    evaluation: bool = False
+    evaluation_note: str | None = None
     samples_per_s: float
     policy: str
     nm: int = Field(ge=1)

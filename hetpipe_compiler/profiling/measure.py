@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from hetpipe_compiler.frontend.regions import contexts_of, enter
+from hetpipe_compiler.frontend.regions import enter
 from hetpipe_compiler.passes.annotate_cost import NodeCall
 
 #: Bytes that the sets of arguments are to reach together: more than any last-level cache share of a core.
@@ -116,7 +116,7 @@ def _run_once(
     """Forward ms, backward ms, saved bytes."""
     given = [t.clone() if written and isinstance(t, torch.Tensor) else t for t in leaves]
     args, kwargs = pytree.tree_unflatten(given, call.spec)
-    target: Any = call.node.target
+    target: Any = call.target
     saved: dict[int, int] = {}
     own = {t.untyped_storage()._cdata for t in leaves if isinstance(t, torch.nn.Parameter)}
 
@@ -124,7 +124,7 @@ def _run_once(
         saved[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
         return tensor
 
-    with torch.enable_grad(), enter(contexts_of(call.node)):
+    with torch.enable_grad(), enter(call.contexts):
         if count_saved:
             with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
                 out = target(*args, **kwargs)
@@ -227,7 +227,7 @@ def _tensor_like(meta: torch.Tensor, device: torch.device, rows: int) -> torch.T
 
 def _row_limit(call: NodeCall) -> int:
     """Integers below this are valid everywhere in the call: rows of an embedding's table, else 0 and 1."""
-    name = call.node.target._schema.name if isinstance(call.node.target, torch._ops.OpOverload) else ""
+    name = call.target._schema.name if isinstance(call.target, torch._ops.OpOverload) else ""
     tensors = [t for t in call.leaves if isinstance(t, torch.Tensor)]
     if "embedding" in name and tensors and tensors[0].dim() == 2:
         return max(1, tensors[0].shape[0])
@@ -235,5 +235,5 @@ def _row_limit(call: NodeCall) -> int:
 
 
 def _is_mutable(call: NodeCall) -> bool:
-    target = call.node.target
+    target = call.target
     return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable

@@ -1,6 +1,7 @@
-"""Brute force for the partitioner: every order of every subset of the devices, every cut, costs summed value by value.
+"""Brute force for the partitioner: every order of every subset of the devices, every nest of closed sets of blocks.
 
-Plain Python written from the specification (graph-format.md, spec sections 2 and 4); shares no code with the passes.
+Costs are summed value by value, straight from the specification (graph-format.md, spec sections 2 and 4); shares no
+code with the passes. Only the enumeration itself is compiled.
 """
 
 from __future__ import annotations
@@ -8,24 +9,28 @@ from __future__ import annotations
 import math
 from itertools import combinations, pairwise, permutations
 
+import numba
+import numpy as np
+
 INFINITE = math.inf
 
 
-def stage_ms(chain, cluster, devices, cuts, stage):
+def stage_ms(chain, cluster, devices, cuts, stage, objective="hetpipe"):
     """Forward + backward on the stage's device, and what it receives from its neighbours over the actual links."""
     lo, hi = cuts[stage]
     device = devices[stage]
     kind = device.kind.name
-    total = sum(float(chain.forward_ms[kind][b]) + float(chain.backward_ms[kind][b]) for b in range(lo, hi))
+    compute = sum(float(chain.forward_ms[kind][b]) + float(chain.backward_ms[kind][b]) for b in range(lo, hi))
     received = sum(v.forward_bytes for v in chain.values if v.producer < lo and any(lo <= c < hi for c in v.consumers))
     returned = sum(
         v.backward_bytes for v in chain.values if lo <= v.producer < hi and any(c >= hi for c in v.consumers)
     )
+    moved = 0.0
     if received:
-        total += _transfer_ms(cluster, devices[stage - 1], device, received)
+        moved += _transfer_ms(cluster, devices[stage - 1], device, received)
     if returned:
-        total += _transfer_ms(cluster, devices[stage + 1], device, returned)
-    return total
+        moved += _transfer_ms(cluster, devices[stage + 1], device, returned)
+    return max(compute, moved) if objective == "overlapped" else compute + moved
 
 
 def _transfer_ms(cluster, a, b, n_bytes):
@@ -72,25 +77,129 @@ def all_plans(chain, devices, *, ordered=False, boundaries=None):
                     yield order, tuple(pairwise(edges))
 
 
-def least_bottleneck(chain, cluster, devices, *, nm, growth, own_sums=2, ordered=False, boundaries=None):
-    """The least bottleneck in ms (infinite if nothing fits) and the least communication in ms among its plans."""
-    best = []
-    for order, cuts in all_plans(chain, devices, ordered=ordered, boundaries=boundaries):
-        w = in_flight(nm, len(cuts), growth)
-        sizes = [stage_bytes(chain, c, k, d, own_sums) for c, k, d in zip(cuts, w, order, strict=True)]
-        if any(size > d.kind.memory_bytes for size, d in zip(sizes, order, strict=True)):
+def closed_masks(chain):
+    """Every set of blocks, as bits, that holds what its members read and parts no colocated blocks from a stage."""
+    n = len(chain.blocks)
+    needs = [0] * n
+    for v in chain.values:
+        for c in v.consumers:
+            needs[c] |= 1 << v.producer
+    if chain.ends_fixed:
+        for b in range(1, n):
+            needs[b] |= 1
+            needs[n - 1] |= 1 << (b - 1)
+    together = [sum(1 << b for b in group) for group in chain.colocate]
+    masks = []
+    for mask in range(1 << n):
+        closed = all(needs[b] & ~mask == 0 for b in range(n) if mask >> b & 1)
+        if closed and all(mask & group in (0, group) for group in together):
+            masks.append(mask)
+    return masks
+
+
+def _mask_bytes(chain, before, after, in_flight, reserve, own_sums):
+    mine = after & ~before
+    if chain.resident is not None:
+        return sum(size for b, size in enumerate(chain.resident) if mine >> b & 1)
+    held = lambda items: sum(i.bytes for i in items if any(mine >> b & 1 for b in i.blocks))  # noqa: E731
+    parameters = held(chain.parameters)
+    read = [v for v in chain.values if before >> v.producer & 1 and any(mine >> c & 1 for c in v.consumers)]
+    made = [v for v in chain.values if mine >> v.producer & 1 and any(not after >> c & 1 for c in v.consumers)]
+    total = reserve + held(chain.frozen) + parameters * (2 + own_sums) + math.ceil(parameters * chain.optimizer_factor)
+    if in_flight > 1:
+        total += parameters * in_flight
+    total += in_flight * (held(chain.saved) + sum(v.forward_bytes for v in read))
+    return total + sum(v.backward_bytes for v in read) + sum(v.backward_bytes for v in made)
+
+
+def least_bottleneck(
+    chain, cluster, devices, *, nm, growth, own_sums=2, ordered=False, boundaries=None, objective="hetpipe"
+):
+    """The least bottleneck in ms (infinite if nothing fits); then the least communication, then memory (no reserve)."""
+    n = len(chain.blocks)
+    if boundaries is None:
+        masks = closed_masks(chain)
+    else:
+        masks = [(1 << b) - 1 for b in (0, *boundaries, n)]
+    count = len(masks)
+    kinds = {d.kind.name: d.kind for d in devices}
+    compute = {k: np.zeros((count, count)) for k in kinds}
+    received, returned = np.zeros((count, count), dtype=np.int64), np.zeros((count, count), dtype=np.int64)
+    nested = np.zeros((count, count), dtype=np.bool_)
+    for i, before in enumerate(masks):
+        for j, after in enumerate(masks):
+            if before == after or before & ~after:
+                continue
+            nested[i, j] = True
+            mine = after & ~before
+            for v in chain.values:
+                if before >> v.producer & 1 and any(mine >> c & 1 for c in v.consumers):
+                    received[i, j] += v.forward_bytes
+                if mine >> v.producer & 1 and any(not after >> c & 1 for c in v.consumers):
+                    returned[i, j] += v.backward_bytes
+            for k in kinds:
+                per_block = chain.forward_ms[k] + chain.backward_ms[k]
+                compute[k][i, j] = sum(float(per_block[b]) for b in range(n) if mine >> b & 1)
+    sizes = {}
+
+    def bytes_table(w, reserve):
+        if (w, reserve) not in sizes:
+            table = np.zeros((count, count), dtype=np.int64)
+            for i, j in zip(*np.nonzero(nested), strict=True):
+                table[i, j] = _mask_bytes(chain, masks[i], masks[j], w, reserve, own_sums)
+            sizes[w, reserve] = table
+        return sizes[w, reserve]
+
+    pipelines = []
+    for length in range(1, min(n, len(devices)) + 1):
+        if boundaries is not None and length != len(boundaries) + 1:
             continue
-        times = [stage_ms(chain, cluster, order, cuts, s) for s in range(len(cuts))]
-        compute = sum(
-            float(chain.forward_ms[d.kind.name][b] + chain.backward_ms[d.kind.name][b])
-            for d, c in zip(order, cuts, strict=True)
-            for b in range(*c)
-        )
-        best.append((max(times), sum(times) - compute))
-    if not best:
-        return INFINITE, INFINITE
-    least = min(best)[0]
-    return least, min(moved for time, moved in best if time <= least * (1 + 1e-12))
+        for order in combinations(devices, length) if ordered else permutations(devices, length):
+            w = in_flight(nm, length, growth)
+            times, moved, memory = [], [], []
+            for s, device in enumerate(order):
+                transfers = np.zeros((count, count))
+                if s > 0:
+                    transfers = _over(cluster, order[s - 1], device, received)
+                if s + 1 < length:
+                    transfers = transfers + _over(cluster, order[s + 1], device, returned)
+                mine = compute[device.kind.name]
+                time = np.maximum(mine, transfers) if objective == "overlapped" else mine + transfers
+                held = bytes_table(w[s], device.kind.reserve_bytes)
+                times.append(np.where(nested & (held <= device.kind.memory_bytes), time, INFINITE))
+                moved.append(transfers)
+                memory.append(held - (0 if chain.resident is not None else device.kind.reserve_bytes))
+            pipelines.append((np.stack(times), np.stack(moved), np.stack(memory)))
+    start, end = masks.index(0), masks.index((1 << n) - 1)
+    least = min((_enumerate(*tables, 0, start, end, INFINITE)[0] for tables in pipelines), default=INFINITE)
+    if least == INFINITE:
+        return INFINITE, INFINITE, 0
+    best = [_enumerate(*tables, 0, start, end, least * (1 + 1e-12))[1:] for tables in pipelines]
+    return least, *min(best)
+
+
+def _over(cluster, a, b, n_bytes):
+    return np.where(n_bytes > 0, np.vectorize(lambda size: _transfer_ms(cluster, a, b, size))(n_bytes), 0.0)
+
+
+@numba.njit(cache=True)
+def _enumerate(times, moved, memory, stage, at, end, bound):
+    """Every way on from closed set ``at``: least (slowest stage), and least (communication, memory) within bound."""
+    if stage == times.shape[0]:
+        return (0.0, 0.0, 0) if at == end else (np.inf, np.inf, 0)
+    least, least_moved, least_memory = np.inf, np.inf, 0
+    for after in range(times.shape[1]):
+        time = times[stage, at, after]
+        if time > bound or time == np.inf:
+            continue
+        rest = _enumerate(times, moved, memory, stage + 1, after, end, bound)
+        if rest[0] == np.inf:
+            continue
+        least = min(least, max(time, rest[0]))
+        total, held = moved[stage, at, after] + rest[1], memory[stage, at, after] + rest[2]
+        if total < least_moved or (total == least_moved and held < least_memory):
+            least_moved, least_memory = total, held
+    return least, least_moved, least_memory
 
 
 def least_overflow(chain, devices, *, nm):

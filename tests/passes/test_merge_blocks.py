@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from planner_cases import chain_of
 
 from hetpipe_compiler.ir.blocks import CrossingValue, SharedBytes
-from hetpipe_compiler.passes.chain_tables import chain_tables
-from hetpipe_compiler.passes.merge_blocks import contract_colocated, merge_blocks, shorten_chain, smallest_merged
+from hetpipe_compiler.passes.merge_blocks import merge_blocks, shorten_chain, smallest_merged
+from hetpipe_compiler.passes.stage_sums import stage_sums
 
 
 def test_the_least_joins_its_smaller_neighbour():
@@ -34,13 +34,6 @@ def test_costs_add_up_and_inner_values_go():
     assert merged.values == (CrossingValue("v1", 0, (1,), 7, 7),)
     assert merged.blocks[0].nodes == (*chain.blocks[0].nodes, *chain.blocks[1].nodes)
     assert [p.blocks for p in merged.parameters] == [(0,), (0,), (1,)]
-
-
-def test_colocated_groups_become_one_block():
-    chain = replace(chain_of({"k": [1.0] * 6}), colocate=((1, 3), (2, 4)))
-    merged = contract_colocated(chain)
-    assert [len(block.nodes) // 2 for block in merged.blocks] == [1, 4, 1]
-    assert merged.colocate == ()
 
 
 def test_groups_that_shortening_has_joined_are_gone():
@@ -71,9 +64,9 @@ def test_a_stage_of_merged_blocks_is_the_stage_of_their_members(chain, max_block
     borders = [first[block.nodes[0]] for block in merged.blocks] + [len(chain)] if len(merged) < len(chain) else None
     if borders is None:
         return
-    coarse, fine = chain_tables(merged), chain_tables(chain)
-    for table in ("received", "returned", "sent_back", "frozen", "saved"):
-        for lo in range(len(merged)):
-            for hi in range(lo + 1, len(merged) + 1):
-                assert getattr(coarse, table)[lo, hi] == getattr(fine, table)[borders[lo], borders[hi]], table
-    assert coarse.forward_ms["k"][-1] == pytest.approx(fine.forward_ms["k"][-1])
+    for lo in range(len(merged)):
+        for hi in range(lo + 1, len(merged) + 1):
+            coarse, fine = stage_sums(merged, range(lo, hi)), stage_sums(chain, range(borders[lo], borders[hi]))
+            assert coarse.forward_ms["k"] == pytest.approx(fine.forward_ms["k"])
+            for name in ("received", "returned", "sent_back", "frozen", "saved"):
+                assert getattr(coarse, name) == getattr(fine, name), name

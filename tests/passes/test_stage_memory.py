@@ -9,10 +9,10 @@ from planner_cases import FAST, MIB, SLOW, chain_of, cluster_of, kind
 
 from hetpipe_compiler.ir.blocks import CrossingValue, SharedBytes
 from hetpipe_compiler.passes.allocate import Group
-from hetpipe_compiler.passes.chain_tables import chain_tables
 from hetpipe_compiler.passes.in_flight import InFlightRule
 from hetpipe_compiler.passes.partition import partition
-from hetpipe_compiler.passes.stage_memory import PARTS, MemoryRule, stage_memory, total_table
+from hetpipe_compiler.passes.stage_memory import PARTS, MemoryRule, stage_memory, total_bytes
+from hetpipe_compiler.passes.stage_sums import stage_sums
 
 CARD = kind("card", 1000 * MIB, 64 * MIB)
 
@@ -34,7 +34,7 @@ def test_mlp_closed_form(in_flight):
     """Layers 2 and 3 of 6: two inputs saved; one activation received, one gradient sent back and one received."""
     width, batch = 512, 32
     weights, activation = 4 * width * width, 4 * batch * width
-    parts = stage_memory(chain_tables(mlp(6, width, batch)), (2, 4), in_flight, CARD, MemoryRule(2.0))
+    parts = stage_memory(stage_sums(mlp(6, width, batch), (2, 3)), in_flight, CARD, MemoryRule(2.0))
     assert parts == {
         "weights": 2 * weights,
         "versions": 2 * weights * in_flight if in_flight > 1 else 0,
@@ -52,11 +52,11 @@ def test_mlp_closed_form(in_flight):
 
 
 def test_ends_of_the_chain_have_one_border():
-    tables = chain_tables(mlp(4, 128, 8))
+    chain = mlp(4, 128, 8)
     activation = 4 * 8 * 128
-    assert stage_memory(tables, (0, 2), 3, CARD, MemoryRule(0.0))["boundary"] == activation
-    assert stage_memory(tables, (2, 4), 3, CARD, MemoryRule(0.0))["boundary"] == 3 * activation + activation
-    assert stage_memory(tables, (0, 4), 3, CARD, MemoryRule(0.0))["boundary"] == 0
+    assert stage_memory(stage_sums(chain, (0, 1)), 3, CARD, MemoryRule(0.0))["boundary"] == activation
+    assert stage_memory(stage_sums(chain, (2, 3)), 3, CARD, MemoryRule(0.0))["boundary"] == 3 * activation + activation
+    assert stage_memory(stage_sums(chain, (0, 1, 2, 3)), 3, CARD, MemoryRule(0.0))["boundary"] == 0
 
 
 def test_equal_layers_need_less_towards_the_end():
@@ -75,7 +75,7 @@ def test_the_heaviest_stage_counts_not_the_mean():
     needs = 70 * 4 * MIB + CARD.reserve_bytes
     for capacity, fits in ((needs, True), (needs - 1, False)):
         card = replace(CARD, memory_bytes=capacity)
-        totals = [stage_memory(chain_tables(chain), (3, 4), 1, card, MemoryRule(0.0))]
+        totals = [stage_memory(stage_sums(chain, (3,)), 1, card, MemoryRule(0.0))]
         assert (totals[0]["total"] <= totals[0]["capacity"]) == fits
 
 
@@ -87,13 +87,12 @@ def test_shared_entries_count_once_a_stage():
         saved=(SharedBytes("x", 50, (0, 1, 2)),),
         values=(CrossingValue("skip", 0, (1, 3), 11, 0),),
     )
-    tables = chain_tables(chain)
     rule = MemoryRule(0.0)
-    both = stage_memory(tables, (0, 4), 2, CARD, rule)
+    both = stage_memory(stage_sums(chain, (0, 1, 2, 3)), 2, CARD, rule)
     assert (both["weights"], both["activations"], both["boundary"]) == (107, 100, 0)
-    last = stage_memory(tables, (2, 4), 2, CARD, rule)
+    last = stage_memory(stage_sums(chain, (2, 3)), 2, CARD, rule)
     assert (last["weights"], last["activations"], last["boundary"]) == (107, 100, 22)
-    middle = stage_memory(tables, (1, 2), 3, CARD, rule)
+    middle = stage_memory(stage_sums(chain, (1,)), 3, CARD, rule)
     assert (middle["weights"], middle["versions"], middle["activations"], middle["boundary"]) == (7, 0, 150, 33)
 
 
@@ -101,24 +100,20 @@ def test_shared_entries_count_once_a_stage():
     ("reproducible", "staleness", "sums"), [(False, 0, 2), (False, 4, 2), (True, 0, 1), (True, 4, 5)]
 )
 def test_sums_of_own_waves(reproducible, staleness, sums):
-    tables = chain_tables(mlp(2, 32, 1))
-    parts = stage_memory(tables, (0, 1), 1, CARD, MemoryRule(1.0, staleness, reproducible))
+    parts = stage_memory(stage_sums(mlp(2, 32, 1), (0,)), 1, CARD, MemoryRule(1.0, staleness, reproducible))
     assert parts["own_sums"] == sums * 4 * 32 * 32
 
 
 def test_resident_is_all_there_is():
     chain = replace(mlp(3, 32, 1), resident=(5, 6, 7))
-    parts = stage_memory(chain_tables(chain), (1, 3), 4, CARD, MemoryRule(1.0))
+    parts = stage_memory(stage_sums(chain, (1, 2)), 4, CARD, MemoryRule(1.0))
     assert parts["total"] == parts["weights"] == 13
     assert parts["capacity"] == CARD.memory_bytes
 
 
-def test_table_equals_the_single_formula():
-    chain = replace(mlp(7, 33, 5), optimizer_factor=0.3)
-    tables, rule = chain_tables(chain), MemoryRule(0.3, 2, True)
+def test_total_is_the_sum_of_the_parts_without_the_reserve():
+    chain, rule = replace(mlp(7, 33, 5), optimizer_factor=0.3), MemoryRule(0.3, 2, True)
     for in_flight in (1, 3):
-        table = total_table(tables, in_flight, rule)
-        for lo in range(7):
-            for hi in range(lo + 1, 8):
-                parts = stage_memory(tables, (lo, hi), in_flight, CARD, rule)
-                assert table[lo, hi] == parts["total"] - parts["reserve"]
+        sums = stage_sums(chain, range(2, 6))
+        parts = stage_memory(sums, in_flight, CARD, rule)
+        assert total_bytes(sums, in_flight, rule) == parts["total"] - parts["reserve"]

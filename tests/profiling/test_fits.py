@@ -94,6 +94,7 @@ def test_a_latency_is_never_negative():
     assert fit_link([1024, 1 << 20], [1e-6, 10.0]).latency_us == 0.0
 
 
+@pytest.mark.slow
 def test_a_link_of_this_machine():
     fit = measure_local((1 << 10, 1 << 16, 1 << 20))
     assert fit.bandwidth_gb_s > 0

@@ -45,7 +45,7 @@ def test_each_distinct_operator_once(counted, tmp_path):
 
 
 def test_saved_bytes_are_autograds(counted, tmp_path):
-    costs, calls = counted
+    _, calls = counted
     profile = profile_calls(calls, tmp_path / "p.json", options())
     relu = next(key for key in calls if key.startswith("aten.relu"))
     # relu keeps its result, 4 x 6 x 16 floats.
@@ -82,7 +82,7 @@ def test_what_does_not_fit_is_skipped_and_stays_an_estimate(counted, tmp_path, m
     skipped = {key for key, times in profile.operators.items() if times.skipped}
     assert any(key.startswith("aten.embedding") for key in skipped)
     assert not any(key.startswith("aten.relu") for key in skipped)
-    plan = compile(MODEL, two(), tmp_path / "out", options=CompileOptions(nm=1, weights=False, profiles=(out,))).plan
+    plan = compile(MODEL, two(), tmp_path / "out", options=CompileOptions("NP", 1, weights=False, profiles=(out,))).plan
     shares = [stage.measured_share for stage in plan.virtual_workers[0].stages]
     assert plan.predicted == "profile"
     assert 0 < min(shares) < 1
@@ -101,7 +101,7 @@ def test_the_compiler_plans_with_measured_times(counted, tmp_path):
     slow = next(key for key in calls if key.startswith("aten.linear"))
     profile.operators[slow] = profile.operators[slow].model_copy(update={"forward_ms": 1000.0, "backward_ms": 500.0})
     profile.save(out)
-    plan = compile(MODEL, two(), tmp_path / "out", options=CompileOptions(nm=1, weights=False, profiles=(out,))).plan
+    plan = compile(MODEL, two(), tmp_path / "out", options=CompileOptions("NP", 1, weights=False, profiles=(out,))).plan
     stages = plan.virtual_workers[0].stages
     expected = [
         (profile.operators[c.key].forward_ms, profile.operators[c.key].backward_ms) for c in costs.values() if c.key

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from hetpipe_compiler.runtime.progress import Progress
+from hetpipe_compiler.runtime.progress import Progress, finite
 
 
 def minibatch(index: int, loss: float | None) -> dict[str, Any]:
@@ -42,3 +42,41 @@ def test_the_loss_is_a_mean_of_the_newest(tmp_path: Path) -> None:
         assert progress.workers[0].loss == 4.0
         progress.on_event(minibatch(2, 2.0))
         assert progress.workers[0].loss == pytest.approx((0.9 * 4.0 + 2.0) / 1.9)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_start_is_told(tmp_path: Path, terminal: bool) -> None:
+    """Processes take seconds to start; nothing but zeros meanwhile would look like a run that hangs."""
+    out = io.StringIO()
+    console = Console(file=out, width=100, force_terminal=terminal)
+    with Progress(5, [1], tmp_path / "metrics.jsonl", console, processes=2) as progress:
+        shown = "starting: 0 of 2 processes are ready" if terminal else "starting 2 processes\n"
+        assert shown in out.getvalue()
+        progress.on_event({"kind": "ready", "process": "server n0", "time": 0.0})
+        assert "are ready after" not in out.getvalue()
+        progress.on_event({"kind": "ready", "process": "vw0/stage0", "time": 0.0})
+        assert "2 processes are ready after 0 s" in out.getvalue()
+
+
+def test_numbers_that_are_none_stay_valid_json() -> None:
+    assert [finite(x) for x in (1.5, None, float("nan"), float("inf"))] == [1.5, None, "nan", "inf"]
+
+
+def test_slow_minibatches_have_a_rate(tmp_path: Path) -> None:
+    out = io.StringIO()
+    with Progress(2, [1], tmp_path / "metrics.jsonl", Console(file=out, width=200)) as progress:
+        progress.on_event({**minibatch(1, 1.0), "time": 1000.0})
+        progress.on_event({**minibatch(2, 1.0), "time": 1040.0})
+    assert "minibatches/s 0.025 samples/s 0.1 " in out.getvalue()
+
+
+@pytest.mark.parametrize("width", [24, 40, 60, 100])
+def test_a_narrow_terminal_shows_fewer_columns_whole(tmp_path: Path, width: int) -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=width, force_terminal=True, color_system=None)
+    with Progress(1000, [1, 1], tmp_path / "metrics.jsonl", console) as progress:
+        progress.on_event(minibatch(1, 1.25))
+    shown = out.getvalue()
+    assert "…" not in shown
+    assert all(text in shown for text in ("minibatch", "1/1000", "loss", "1.2500", "vw1"))
+    assert ("for weights" in shown) == (width == 100)

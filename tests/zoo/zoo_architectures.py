@@ -1,4 +1,4 @@
-"""Architectures of transformers by ``model_type``: the head, and the library's configuration with its sizes set down."""
+"""Architectures of transformers by ``model_type``: the head, and the configuration with its sizes set down."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ _TRANSLATORS: dict[str, Architecture] = {
     "bigbird_pegasus": ("Seq2SeqLM", _ENCODER_DECODER, {"attention_type": "original_full"}),
     "prophetnet": (
         "Seq2SeqLM",
-        _ENCODER_DECODER,
+        _without(_ENCODER_DECODER, "decoder_layers"),
         {
             "hidden_size": 32,
             "num_encoder_layers": 2,
@@ -340,7 +340,7 @@ _IMAGES: dict[str, Architecture] = {
             "image_size": {"height": 64, "width": 64},
         },
     ),
-    "cvt": ("ImageClassification", _PYRAMID, {"embed_dim": [16, 32, 64], "depth": [1, 1, 2], "num_heads": [1, 2, 4]}),
+    "cvt": ("ImageClassification", _PYRAMID, {"embed_dim": [16, 32, 64], "depth": [1, 2, 3], "num_heads": [1, 2, 4]}),
     "levit": (
         "ImageClassification",
         _PYRAMID,
