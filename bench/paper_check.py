@@ -110,7 +110,8 @@ def main() -> None:
         for model, kind, rate in single_gpus(folder):
             print(f"| {model} | {kind} | {rate:.0f} |")
         print(
-            "\n| model | policy | stages of a virtual worker | images/s | its fastest GPU alone | Nm |\n|--|--|--|--|--|--|"
+            "\n| model | policy | stages of a virtual worker | images/s | its fastest GPU alone | Nm |\n"
+            "|--|--|--|--|--|--|"
         )
         for model, policy, kinds, rate, alone, nm in single_workers(folder):
             print(f"| {model} | {policy} | {kinds} | {rate:.0f} | {alone:.0f} | {nm} |")

@@ -99,7 +99,8 @@ def graph_chain(count: int, edges: list[tuple[int, int]], seed: int) -> BlockCha
         backward_ms={n: 2 * work * rng.uniform(0.8, 1.2, count) / speed for n, _, speed in _PAPER_KINDS},
         measured=False,
         values=tuple(
-            CrossingValue(f"v{i}", i, tuple(sorted(to)), int(size[i]), int(size[i])) for i, to in sorted(readers.items())
+            CrossingValue(f"v{i}", i, tuple(sorted(to)), int(size[i]), int(size[i]))
+            for i, to in sorted(readers.items())
         ),
         parameters=tuple(SharedBytes(f"p{i}", int(n), (i,)) for i, n in enumerate(parameters)),
         frozen=(),

@@ -57,8 +57,10 @@ def load_graph(folder: Path) -> tuple[GraphNode, ...]:
     if not path.is_file():
         return ()
     try:
-        return _GraphFile.model_validate_json(path.read_text()).nodes
+        return _GraphFile.model_validate_json(path.read_text(encoding="utf-8")).nodes
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise ArtifactError("HP440", f"{place}: {first['msg']}", where=str(path), hint="compile again") from None
+        message = ": ".join([".".join(map(str, first["loc"])), first["msg"]]).removeprefix(": ")
+        raise ArtifactError("HP440", message, where=str(path), hint="compile again") from None
+    except UnicodeDecodeError as error:
+        raise ArtifactError("HP440", f"cannot be read: {error}", where=str(path), hint="compile again") from None

@@ -204,6 +204,11 @@ class _Writer:
 
     def _either(self, training: Any, evaluated: Any) -> str:
         """An argument that differs between the modes as Python text."""
+        if not constants_differ(training, evaluated):
+            return self._value(training)
+        if isinstance(training, (list, tuple)) and isinstance(evaluated, (list, tuple)):
+            inside = ", ".join(self._either(a, b) for a, b in zip(training, evaluated, strict=True))
+            return f"[{inside}]"
         if training is True and evaluated is False:
             return "self.training"
         if training is False and evaluated is True:

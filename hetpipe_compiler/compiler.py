@@ -20,6 +20,7 @@ from hetpipe_compiler.passes.annotate_cost import AnnotateCost
 from hetpipe_compiler.passes.apply_profile import ApplyProfile
 from hetpipe_compiler.passes.base import Compilation, Pass, Pipeline
 from hetpipe_compiler.passes.coarsen import Coarsen, node_chain
+from hetpipe_compiler.passes.eval_mode import EvalMode
 from hetpipe_compiler.passes.fuse_atomic import FuseAtomic
 from hetpipe_compiler.passes.normalize import Normalize
 from hetpipe_compiler.passes.optimizer_state import optimizer_factor
@@ -60,7 +61,7 @@ def compile(
     # The groups cost nothing to make: a wrong policy is told before the model is traced.
     pipeline.run(Allocate(options.policy), compilation)
     with pipeline.timed("capture"):
-        compilation.captured = capture(loaded)
+        compilation.captured = capture(loaded, evaluation=True)
     for step in _passes(loaded, compilation, options):
         pipeline.run(step, compilation)
     captured, costs, schedule = compilation.captured, compilation.costs, compilation.schedule
@@ -117,6 +118,7 @@ def _passes(loaded: LoadedWorkload, compilation: Compilation, options: CompileOp
     name = loaded.path.resolve().parent.name if loaded.path.stem == "model" else loaded.path.stem
     return (
         Normalize(),
+        EvalMode(),
         AnnotateCost(),
         ApplyProfile(options.profiles),
         FuseAtomic(),

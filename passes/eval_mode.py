@@ -61,12 +61,12 @@ def in_eval(node: fx.Node) -> InEval | None:
 
 
 def arguments_of(node: fx.Node) -> dict[str, Any]:
-    """All arguments by name, defaults included; functions without a schema count theirs: ``"0"``, ``"1"``."""
+    """All arguments by name in the schema's order, defaults included; functions without a schema count theirs: ``"0"``, ``"1"``."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return {str(at): value for at, value in enumerate(node.args)} | node.kwargs
     schema = node.target._schema.arguments
-    defaults = {a.name: a.default_value for a in schema if a.has_default_value()}
-    return defaults | dict(zip((a.name for a in schema), node.args, strict=False)) | node.kwargs
+    given = dict(zip((a.name for a in schema), node.args, strict=False)) | node.kwargs
+    return {a.name: given.get(a.name, a.default_value) for a in schema}
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,7 @@ def compare_with_eval(captured: Captured) -> Captured:
     """Note on each node of the normalized training graph what it is in eval mode."""
     if captured.in_eval is None:
         return captured
+    _let_idle_dropouts_be(captured.in_eval.graph_module.graph)
     try:
         evaluated = normalize(captured.in_eval)
     except WorkloadError as error:
@@ -178,7 +179,7 @@ class _Comparison:
         """
         earlier = [n for n in self._calls[:at] if n not in self._met] if _is_number(node) else []
         for other in chain(earlier, self._calls[at:]):
-            if other.target is not node.target or _casts(other) != _casts(node):
+            if not _same_operator(other, node) or _casts(other) != _casts(node):
                 continue
             new: dict[fx.Node, fx.Node] = {}
             if self._same(arguments_of(other), arguments_of(node), new):
@@ -274,6 +275,24 @@ class _Comparison:
         for ours in self._calls:
             if ours not in self._met:
                 ours.meta[_KEY] = InEval({}, runs=False, stands_for_it=self._stands.get(ours))
+
+
+#: Operators that return their input as it is, and write nothing, when their ``train`` is False.
+_DROPOUTS = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+_IN_PLACE = {getattr(torch.ops.aten, f"{n}_").default: getattr(torch.ops.aten, n).default for n in _DROPOUTS}
+
+
+def _let_idle_dropouts_be(graph: fx.Graph) -> None:
+    """An in-place dropout in eval mode writes nothing, whatever its schema says."""
+    for node in graph.nodes:
+        if node.target in _IN_PLACE and arguments_of(node)["train"] is False:
+            node.target = _IN_PLACE[node.target]
+
+
+def _same_operator(ours: fx.Node, theirs: fx.Node) -> bool:
+    if ours.target is theirs.target:
+        return True
+    return _IN_PLACE.get(ours.target) is theirs.target and arguments_of(theirs)["train"] is False  # type: ignore[call-overload]
 
 
 def constants_differ(ours: Any, theirs: Any) -> bool:

@@ -7,7 +7,9 @@
 2. Runtime assertions of export go. What nobody reads goes, unless it changes a tensor or draws random numbers.
 3. A conversion to the dtype that a tensor already has goes: all tensors of a stage are on its device, so nothing is
    left to do. Not so where autocast is at work, because dtypes then depend on the device.
-4. Buffers that training changes are marked as mutated.
+4. A ``view`` of memory that nobody writes becomes a ``reshape``: how a kernel lays out its result differs between
+   devices, and export writes ``view`` wherever the layout that it saw allowed one.
+5. Buffers that training changes are marked as mutated.
 """
 
 from __future__ import annotations
@@ -85,6 +87,7 @@ def normalize(captured: Captured) -> Captured:
     storages = Storages(graph)
     _refuse_written_parameters(captured, storages)
     _functionalize(graph, storages)
+    _free_layouts(graph, storages)
     _drop_unread(graph)
     captured.graph_module.recompile()
     mutated = _written_attributes(graph, storages)
@@ -234,6 +237,13 @@ def _drop_unread(graph: fx.Graph) -> None:
             continue
         if not mutated_arguments(node) and not is_random(node):
             graph.erase_node(node)
+
+
+def _free_layouts(graph: fx.Graph, storages: Storages) -> None:
+    written = {storages.of(argument) for node in graph.nodes for argument in mutated_arguments(node)}
+    for node in graph.nodes:
+        if node.target is torch.ops.aten.view.default and storages.of(node) not in written:
+            node.target = torch.ops.aten.reshape.default
 
 
 def _functionalize(graph: fx.Graph, storages: Storages) -> None:

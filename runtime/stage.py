@@ -21,6 +21,7 @@ from hetpipe_compiler.frontend.load import user_line
 from hetpipe_compiler.ir.schedule import Instruction, Op
 from hetpipe_compiler.runtime.channels import Mailbox, MessageKind, ParameterLink
 from hetpipe_compiler.runtime.randomness import minibatch_seed, seed_torch
+from hetpipe_compiler.runtime.stage_error import calling_stage
 from hetpipe_compiler.runtime.weights import Slot, WeightVersions
 from hetpipe_compiler.runtime.wsp.client import LocalUpdates, need_after_push, required_clock, wave_of
 
@@ -77,7 +78,8 @@ class StageEngine:
 
     Raises:
         ArtifactError: HP415 a stage module cannot be loaded. RunError: HP513 a value is missing or has another shape;
-        HP518 optimizer or scheduler cannot be made. What they or the model raise later passes with its traceback.
+        HP518 optimizer or scheduler cannot be made. `execute`: HP519 the stage module raises. What the optimizer or a
+        backward raises passes with its traceback.
     """
 
     def __init__(
@@ -100,7 +102,7 @@ class StageEngine:
     ) -> None:
         worker = plan.virtual_workers[vw]
         self.vw, self.index = vw, stage
-        self._plan, self._stage = plan, worker.stages[stage]
+        self._plan, self._stage, self._folder = plan, worker.stages[stage], folder
         self._inputs = {port.name: port for port in self._stage.inputs}
         self._is_last = stage == len(worker.stages) - 1
         self._mailbox, self._link, self._batches = mailbox, link, batches
@@ -191,7 +193,8 @@ class StageEngine:
         self._report_forward(minibatch)
         flight.slot = self.weights.acquire()
         seed_torch(minibatch_seed(self._seed, self.vw, minibatch, self.index))
-        values = flight.slot.module(*flight.inputs.values())
+        with calling_stage(self._folder, self._stage):
+            values = flight.slot.module(*flight.inputs.values())
         assert len(values) == len(self._stage.outputs), "the stage module returns other values than the plan says"
         flight.outputs = {port.name: value for port, value in zip(self._stage.outputs, values, strict=True)}
         if self._is_last and self._plan.loss in flight.outputs:

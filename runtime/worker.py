@@ -29,6 +29,7 @@ from hetpipe_compiler.runtime.batches import BatchSource
 from hetpipe_compiler.runtime.child import child_process
 from hetpipe_compiler.runtime.events import EventSender, StatusThread
 from hetpipe_compiler.runtime.initial import load_constants, load_weights
+from hetpipe_compiler.runtime.instruction_times import InstructionTimes
 from hetpipe_compiler.runtime.job import Job, worker_name
 from hetpipe_compiler.runtime.placement import buffer_node, parameter_nodes
 from hetpipe_compiler.runtime.programs import load_schedule
@@ -62,6 +63,7 @@ class Worker:
         self.time_scale = emulate.time_scale if emulate is not None and job.backend == "cpu" else None
         self.device = self._choose_device()
         self._samples: dict[int, int] = {}
+        self._times = InstructionTimes()
 
     def run(self) -> None:
         """Train to the end."""
@@ -83,9 +85,12 @@ class Worker:
         self.events.send("ready")
         self.activity.start_counting()
         for instruction in self._instructions():
+            start = time.perf_counter()
             self._execute(engine, instruction)
+            self._times.add(instruction, (time.perf_counter() - start) * 1e3)
         self.activity.begin("finish")
         engine.finish()
+        self.events.send("times", vw=self.vw, stage=self.index, times=self._times.summary())
         mailbox.flush()
         with self._with_peers("the end of the run"):
             dist.barrier()  # nobody leaves while a peer may still talk to it

@@ -22,6 +22,7 @@ from hetpipe_compiler.passes.allocate import Allocation, Group
 from hetpipe_compiler.passes.annotate_cost import AnnotateCost
 from hetpipe_compiler.passes.base import Compilation, Pipeline
 from hetpipe_compiler.passes.coarsen import Coarsen
+from hetpipe_compiler.passes.eval_mode import EvalMode
 from hetpipe_compiler.passes.fuse_atomic import FuseAtomic
 from hetpipe_compiler.passes.normalize import Normalize
 from hetpipe_compiler.passes.planning import MakeSchedule, Partition
@@ -39,9 +40,9 @@ def compile_kind(name: str, folder: Path, most: int = 4) -> tuple[Path, LoadedWo
     """A plan whose virtual workers cut the model at different places: in two stages at up to ``most``, in three at
     one."""
     loaded = load_workload(MODELS, {"name": name})
-    compilation = Compilation(cluster_of(1), captured=capture(loaded))
+    compilation = Compilation(cluster_of(1), captured=capture(loaded, evaluation=True))
     pipeline = Pipeline()
-    for step in (Normalize(), AnnotateCost(), FuseAtomic(), Coarsen(model_name=name, optimizer_factor=1.0)):
+    for step in (Normalize(), EvalMode(), AnnotateCost(), FuseAtomic(), Coarsen(model_name=name, optimizer_factor=1.0)):
         pipeline.run(step, compilation)
     assert compilation.chain is not None
     blocks = len(compilation.chain)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 #: Names of the passes, in order; here so that --help need not import them.
 PASSES = (
     "normalize",
+    "eval_mode",
     "annotate_cost",
     "apply_profile",
     "fuse_atomic",

@@ -34,7 +34,11 @@ def inspect(
     timeline: Annotated[
         Path | None, typer.Option(help="Write the predicted run as a Chrome trace (ui.perfetto.dev).", metavar="FILE")
     ] = None,
-    waves: Annotated[int, typer.Option(help="Timeline: waves before the drain.", min=1)] = 3,
+    waves: Annotated[int, typer.Option(help="Timeline: waves before the drain.", min=1, max=1000)] = 3,
+    compare: Annotated[
+        Path | None,
+        typer.Option(help="Show its stage times beside those that a run measured.", metavar="RUN"),
+    ] = None,
     vw: Annotated[int | None, typer.Option(help="Only this virtual worker.", min=0, metavar="N")] = None,
     memory: Annotated[bool, typer.Option("--memory", help="Also what makes up each stage's memory.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON instead.")] = False,
@@ -48,6 +52,8 @@ def inspect(
         raise typer.BadParameter("--ops is for --dot, --svg and --png")
     if waves != 3 and timeline is None:
         raise typer.BadParameter("--waves is for --timeline")
+    if as_json and compare:
+        raise typer.BadParameter("--compare prints a table: leave out --json")
     if as_json and memory:
         raise typer.BadParameter("--json holds the memory parts already: leave out --memory")
     plan = Plan.load(folder)
@@ -55,14 +61,26 @@ def inspect(
         worker_of(plan, vw)  # refuse a wrong number before anything is written
     if as_json:
         sys.stdout.write(plan.to_json())
-    elif memory or not (dot or pictures or onnx or timeline):
+    elif memory or not (dot or pictures or onnx or timeline or compare):
         _print_tables(plan, vw, memory)
+    if compare is not None:
+        _print_comparison(plan, compare, vw)
     if dot or pictures:
         _write_pictures(plan, folder, dot, pictures, vw, ops)
     if timeline is not None:
         _write_timeline(plan, folder, timeline, vw, waves)
     if onnx is not None:
         _write_onnx(plan, folder, onnx, vw)
+
+
+def _print_comparison(plan: Plan, run: Path, vw: int | None) -> None:
+    from rich.console import Console
+
+    from hetpipe_compiler.codegen.compare import compare, compare_table
+
+    console = Console(highlight=False)
+    for renderable in compare_table(compare(plan, run), vw):
+        console.print(renderable)
 
 
 def _print_tables(plan: Plan, vw: int | None, memory: bool) -> None:

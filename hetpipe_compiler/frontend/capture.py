@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import keyword
 import re
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from hetpipe_compiler.errors import WorkloadError
-from hetpipe_compiler.frontend.export import cannot_export, export_step
+from hetpipe_compiler.frontend.export import cannot_export, export_step, first_line
 from hetpipe_compiler.frontend.load import LoadedWorkload, user_line
 from hetpipe_compiler.frontend.names import Names, attribute
 from hetpipe_compiler.frontend.regions import inline_regions, uses_autocast
@@ -25,8 +26,12 @@ from hetpipe_compiler.ir.captured import Captured
 from hetpipe_compiler.ir.source import source_place
 
 
-def capture(loaded: LoadedWorkload) -> Captured:
-    """Capture model and loss.
+def capture(loaded: LoadedWorkload, *, evaluation: bool = False) -> Captured:
+    """Capture model and loss in train mode.
+
+    Args:
+        loaded: The workload.
+        evaluation: Whether to capture them in eval mode too, as ``in_eval``.
 
     Raises:
         WorkloadError: HP106-HP107 the example does not fit, or there is no scalar loss; HP108 no trainable parameters;
@@ -34,11 +39,11 @@ def capture(loaded: LoadedWorkload) -> Captured:
             HP116 two parameters share memory.
     """
     model = build_on_meta(loaded)
-    captured = _capture_on(loaded, model, _example(loaded, "meta")) if model is not None else None
+    captured = _capture_on(loaded, model, _example(loaded, "meta"), evaluation) if model is not None else None
     if captured is None:
         # The constructor or forward computes with values (drop-path rates from linspace().item()), a constant has none
         # on meta (torch.tensor(1.0, device=x.device)), or autocast decides on dtypes by device: look at a real model.
-        captured = _capture_on(loaded, build_real(loaded, seed=0), _example(loaded, "cpu"))
+        captured = _capture_on(loaded, build_real(loaded, seed=0), _example(loaded, "cpu"), evaluation)
         assert captured is not None
     return captured
 
@@ -82,7 +87,9 @@ def _example(loaded: LoadedWorkload, device: str) -> Any:
     return pytree.tree_map(lambda x: x.detach().to(device) if isinstance(x, torch.Tensor) else x, batch)
 
 
-def _capture_on(loaded: LoadedWorkload, model: torch.nn.Module, batch: Any) -> Captured | None:
+def _capture_on(
+    loaded: LoadedWorkload, model: torch.nn.Module, batch: Any, evaluation: bool
+) -> Captured | None:
     """Capture on the device of ``batch``; None if a real model must be looked at."""
     step = TrainingStep(loaded.workload, model, batch).train()
     tensors = tuple(leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor))
@@ -93,28 +100,43 @@ def _capture_on(loaded: LoadedWorkload, model: torch.nn.Module, batch: Any) -> C
     _check_trainable(loaded, step)
     _check_names(loaded, step.model)
     try:
-        program, note = export_step(step, tensors, loaded.path)
-        graph_module = program.module(check_guards=False)
+        graph_module, note = _export(loaded, step, tensors)
     except WorkloadError:
         raise
     except Exception as error:
         if on_meta:
             return None
         raise cannot_export(step, tensors, loaded.path, error) from error
+    captured = _captured(loaded, step, batch, graph_module, note)
+    if on_meta and (uses_autocast(graph_module.graph) or any(v.is_meta for v in captured.constant_values.values())):
+        return None
+    _check_loss(loaded, captured)
+    return _with_eval(loaded, captured, step, batch) if evaluation else captured
+
+
+def _export(
+    loaded: LoadedWorkload, step: TrainingStep, tensors: tuple[torch.Tensor, ...]
+) -> tuple[fx.GraphModule, str | None]:
+    program, note = export_step(step, tensors, loaded.path)
+    graph_module = program.module(check_guards=False)
     assert isinstance(graph_module, fx.GraphModule)
+    return graph_module, note
+
+
+def _captured(
+    loaded: LoadedWorkload, step: TrainingStep, batch: Any, graph_module: fx.GraphModule, note: str | None
+) -> Captured:
+    """What export gave, under the names of the user's model."""
+    tensors = tuple(leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor))
     _refuse_control_flow(loaded, graph_module)
     _strip(graph_module)
     inline_regions(graph_module)
     _name_inputs(graph_module, loaded, batch)
-    if uses_autocast(graph_module.graph) and on_meta:
-        return None
     names = Names(step, loaded.workload.loss, str(loaded.path))
     for node in graph_module.graph.nodes:
         if node.op == "get_attr":
             node.target = names.of(str(node.target), attribute(graph_module, str(node.target)))
-    if any(v.is_meta for v in names.constant_values.values()):
-        return None
-    captured = Captured(
+    return Captured(
         graph_module=graph_module,
         example=tuple(torch.empty_like(t, device="meta") for t in tensors),
         batch_leaves=step.tensor_leaves,
@@ -128,8 +150,22 @@ def _capture_on(loaded: LoadedWorkload, model: torch.nn.Module, batch: Any) -> C
         meta=names.meta,
         root=loaded.path.resolve().parent,
     )
-    _check_loss(loaded, captured)
-    return captured
+
+
+def _with_eval(loaded: LoadedWorkload, captured: Captured, step: TrainingStep, batch: Any) -> Captured:
+    """The same with the model's graph in eval mode, or a note why there is none."""
+    tensors = tuple(leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor))
+    step.eval()
+    try:
+        graph_module, note = _export(loaded, step, tensors)
+        return replace(captured, in_eval=_captured(loaded, step, batch, graph_module, note))
+    except WorkloadError as error:
+        note = error.message + (f" ({error.where})" if error.where else "")
+    except Exception as error:
+        note = f"torch.export cannot follow the model: {first_line(error)}"
+    finally:
+        step.train()
+    return replace(captured, evaluation_note=f"in eval mode: {note}")
 
 
 def _check_trainable(loaded: LoadedWorkload, step: TrainingStep) -> None:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
-from hetpipe_compiler.errors import RunError
+from hetpipe_compiler.errors import ClusterError
 
 #: Bytes of the messages, 1 KiB to 64 MiB.
 SIZES = tuple(1 << power for power in range(10, 27, 2))
@@ -66,7 +66,7 @@ def fit_link(n_bytes: Sequence[int], quartile_ms: Sequence[float]) -> LinkFit:
 
 
 def measure_local(sizes: Sequence[int] = SIZES) -> LinkFit:
-    """Between two processes of this machine. Raises `RunError` HP560."""
+    """Between two processes of this machine. Raises `ClusterError` HP237."""
     context = mp.get_context("spawn")
     answer = context.SimpleQueue()
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -79,7 +79,7 @@ def measure_local(sizes: Sequence[int] = SIZES) -> LinkFit:
     for process in processes:
         process.join()
     if any(process.exitcode for process in processes) or answer.empty():
-        raise RunError("HP560", "the two processes could not talk to each other", where="--links", hint="see above")
+        raise ClusterError("HP237", "the two processes could not talk to each other", where="--links", hint="see above")
     times: list[float] = answer.get()
     return fit_link(sizes, times)
 
@@ -88,14 +88,14 @@ def measure_between(rank: int, host: str, port: int, sizes: Sequence[int] = SIZE
     """This process's end of a link between two nodes: rank 0 listens at ``host:port`` and gets the result.
 
     Raises:
-        RunError: HP560, the other end did not come, or left.
+        ClusterError: HP237, the other end did not come, or left.
     """
     try:
         store = TCPStore(host, port, 2, is_master=rank == 0, timeout=_WAIT)
         times = _ping_pong(rank, store, sizes)
     except (RuntimeError, TimeoutError) as error:
-        raise RunError(
-            "HP560",
+        raise ClusterError(
+            "HP237",
             f"no connection with rank {1 - rank}: {str(error).splitlines()[0]}",
             where=f"{host}:{port}",
             hint="start rank 0 and rank 1 within a minute, with the same --coordinator, an address of rank 0's node",

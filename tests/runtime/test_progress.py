@@ -70,7 +70,7 @@ def test_slow_minibatches_have_a_rate(tmp_path: Path) -> None:
     assert "minibatches/s 0.025 samples/s 0.1 " in out.getvalue()
 
 
-@pytest.mark.parametrize("width", [24, 40, 60, 100])
+@pytest.mark.parametrize("width", [26, 40, 60, 100])
 def test_a_narrow_terminal_shows_fewer_columns_whole(tmp_path: Path, width: int) -> None:
     out = io.StringIO()
     console = Console(file=out, width=width, force_terminal=True, color_system=None)
