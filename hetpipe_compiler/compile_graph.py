@@ -71,7 +71,7 @@ def compile_graph(graph: Path, cluster: Cluster, out: Path, options: CompileOpti
     whole = compilation.chain
     for step in (
         Shorten(),
-        Partition(options.nm, options.staleness, options.placement, options.splits),
+        Partition(options.nm, options.staleness, options.placement, options.splits, options.objective),
         MakeSchedule(options.staleness),
         Verify(),
     ):

@@ -123,7 +123,7 @@ def _passes(loaded: LoadedWorkload, compilation: Compilation, options: CompileOp
         ApplyProfile(options.profiles),
         FuseAtomic(),
         Coarsen(model_name=name, optimizer_factor=factor),
-        Partition(options.nm, options.staleness, options.placement, options.splits),
+        Partition(options.nm, options.staleness, options.placement, options.splits, options.objective),
         MakeSchedule(options.staleness),
         Verify(),
     )

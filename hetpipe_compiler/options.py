@@ -23,6 +23,7 @@ class CompileOptions:
         placement: ``local`` or ``round-robin``: where parameters live.
         update_scale: Factor that the servers put on a pushed update; None: 1/N.
         splits: Cuts by hand, one for each virtual worker or one for all.
+        objective: ``hetpipe`` (a stage's time is computation and transfers together) or ``overlapped`` (the longer).
         seed: Makes the initial weights.
         weights: Whether to write them.
         verify: Whether to run the stages beside the model, and write no plan that computes something else.
@@ -37,6 +38,7 @@ class CompileOptions:
     placement: str = "local"
     update_scale: float | None = None
     splits: tuple[tuple[str | int, ...], ...] | None = None
+    objective: str = "hetpipe"
     seed: int = 0
     weights: bool = True
     verify: bool = False

@@ -251,12 +251,13 @@ class _CostInterpreter(fx.Interpreter):
             tensor = self._tensors.get(str(node.target)) if node.op == "get_attr" else self._values.get(node)
             if len(readers) < 2 or tensor is None or not tensor.requires_grad:
                 continue
-            one = torch.empty_like(tensor, requires_grad=False)
+            # Two tensors: the work of adding counts each operand once.
+            pair = (torch.empty_like(tensor, requires_grad=False), torch.empty_like(tensor, requires_grad=False))
             add = torch.ops.aten.add.Tensor
-            key = node_key(add, (one, one), {}, ())
-            leaves, spec = pytree.tree_flatten(((one, one), {}))
+            key = node_key(add, pair, {}, ())
+            leaves, spec = pytree.tree_flatten((pair, {}))
             self.calls.setdefault(key, NodeCall(add, (), tuple(leaves), spec))
-            work = _work_of(add, (one, one), {}, one + one)
+            work = _work_of(add, pair, {}, torch.empty_like(pair[0]))
             owner = readers[0] if node.op == "get_attr" else node.name
             cost = self.costs[owner]
             self.costs[owner] = replace(cost, sums=(*cost.sums, GradientSum(key, work, len(readers) - 1)))

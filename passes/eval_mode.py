@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, ClassVar
 
 import torch
@@ -61,7 +61,10 @@ def in_eval(node: fx.Node) -> InEval | None:
 
 
 def arguments_of(node: fx.Node) -> dict[str, Any]:
-    """All arguments by name in the schema's order, defaults included; functions without a schema count theirs: ``"0"``, ``"1"``."""
+    """All arguments by name in the schema's order, defaults included.
+
+    Functions without a schema count theirs: ``"0"``, ``"1"``.
+    """
     if not isinstance(node.target, torch._ops.OpOverload):
         return {str(at): value for at, value in enumerate(node.args)} | node.kwargs
     schema = node.target._schema.arguments
@@ -119,13 +122,15 @@ class _Comparison:
     def __init__(self, training: Captured, evaluated: Captured) -> None:
         self._training, self._eval = training, evaluated
         nodes = training.graph_module.graph.nodes
-        self._calls = [n for n in nodes if n.op == "call_function"]
+        self._calls: list[fx.Node] = [n for n in nodes if n.op == "call_function"]
         self._order = {n: at for at, n in enumerate(self._calls)}
         #: Eval node -> training node of the same value.
         self._twin: dict[fx.Node, fx.Node] = {}
         self._met: set[fx.Node] = set()
         #: Training node that does not run -> the node read in its place.
         self._stands: dict[fx.Node, fx.Node] = {}
+        #: Training node that in eval mode returns its very input -> that input. Export then calls both by one name.
+        self._returns: dict[fx.Node, fx.Node] = {}
         self._attributes: dict[str, fx.Node] = {}
         for node in nodes:
             if node.op == "get_attr":
@@ -146,6 +151,8 @@ class _Comparison:
                 return self._something_else(node)
             self._twin[node] = found
             self._met.add(found)
+            if _is_idle_dropout(node):
+                self._returns[found] = arguments_of(found)["input" if "input" in arguments_of(found) else "self"]
             at = max(at, self._order[found] + 1)
         new: dict[fx.Node, fx.Node] = {}
         if not self._same(self._training.loss_node(), self._eval.loss_node(), new):
@@ -166,19 +173,21 @@ class _Comparison:
         value = self._eval.constant_values.get(name)
         if value is None:
             return self._attributes.get(name)
-        for other, ours in self._training.constant_values.items():
-            if value.dtype == ours.dtype and value.shape == ours.shape and not value.is_meta and not ours.is_meta:
-                if torch.equal(value, ours) and other in self._attributes:
-                    return self._attributes[other]
-        return None
+        return next((node for other, node in self._attributes.items() if self._is_constant(other, value)), None)
+
+    def _is_constant(self, name: str, value: torch.Tensor) -> bool:
+        ours = self._training.constant_values.get(name)
+        if ours is None or ours.is_meta or value.is_meta:
+            return False
+        return ours.dtype == value.dtype and ours.shape == value.shape and torch.equal(ours, value)
 
     def _find(self, node: fx.Node, at: int) -> fx.Node | None:
         """The training node that is ``node``: the first one that fits, from ``at`` on.
 
         A number (a size) that only training needed at an earlier place is the same number there.
         """
-        earlier = [n for n in self._calls[:at] if n not in self._met] if _is_number(node) else []
-        for other in chain(earlier, self._calls[at:]):
+        earlier: list[fx.Node] = [n for n in self._calls[:at] if n not in self._met] if _is_number(node) else []
+        for other in chain(earlier, islice(self._calls, at, None)):
             if not _same_operator(other, node) or _casts(other) != _casts(node):
                 continue
             new: dict[fx.Node, fx.Node] = {}
@@ -202,9 +211,7 @@ class _Comparison:
                 and all(self._same(value, theirs[name], new) for name, value in ours.items())
             )
         if isinstance(ours, (list, tuple)) and isinstance(theirs, (list, tuple)):
-            return len(ours) == len(theirs) and all(
-                self._same(a, b, new) for a, b in zip(ours, theirs, strict=True)
-            )
+            return len(ours) == len(theirs) and all(self._same(a, b, new) for a, b in zip(ours, theirs, strict=True))
         if isinstance(ours, slice) and isinstance(theirs, slice):
             pairs = ((ours.start, theirs.start), (ours.stop, theirs.stop), (ours.step, theirs.step))
             return all(self._same(a, b, new) for a, b in pairs)
@@ -226,7 +233,7 @@ class _Comparison:
                 if self._resolved(source, new) is want:
                     while (reader := came_from[source]) is not None:
                         new[reader] = source
-                        source = reader  # noqa: PLW2901
+                        source = reader
                     return True
                 if self._idle(source, new):
                     queue.append(source)
@@ -234,8 +241,8 @@ class _Comparison:
 
     def _resolved(self, node: fx.Node, new: Mapping[fx.Node, fx.Node]) -> fx.Node:
         """What is read in eval mode where training reads ``node``."""
-        while node in new or node in self._stands:
-            node = new[node] if node in new else self._stands[node]
+        while (then := new.get(node) or self._stands.get(node) or self._returns.get(node)) is not None:
+            node = then
         return self._attributes[str(node.target)] if node.op == "get_attr" else node
 
     def _idle(self, node: fx.Node, new: Mapping[fx.Node, fx.Node]) -> bool:
@@ -289,10 +296,13 @@ def _let_idle_dropouts_be(graph: fx.Graph) -> None:
             node.target = _IN_PLACE[node.target]
 
 
+def _is_idle_dropout(node: fx.Node) -> bool:
+    return node.target in _IN_PLACE.values() and arguments_of(node)["train"] is False
+
+
 def _same_operator(ours: fx.Node, theirs: fx.Node) -> bool:
-    if ours.target is theirs.target:
-        return True
-    return _IN_PLACE.get(ours.target) is theirs.target and arguments_of(theirs)["train"] is False  # type: ignore[call-overload]
+    in_place: Any = ours.target
+    return in_place is theirs.target or (_is_idle_dropout(theirs) and _IN_PLACE.get(in_place) is theirs.target)
 
 
 def constants_differ(ours: Any, theirs: Any) -> bool:
@@ -304,9 +314,7 @@ def constants_differ(ours: Any, theirs: Any) -> bool:
     if isinstance(ours, (list, tuple)) and isinstance(theirs, (list, tuple)):
         return any(constants_differ(a, b) for a, b in zip(ours, theirs, strict=True))
     if isinstance(ours, slice) and isinstance(theirs, slice):
-        return constants_differ(
-            [ours.start, ours.stop, ours.step], [theirs.start, theirs.stop, theirs.step]
-        )
+        return constants_differ([ours.start, ours.stop, ours.step], [theirs.start, theirs.stop, theirs.step])
     same = type(ours) is type(theirs) and (ours == theirs or (ours != ours and theirs != theirs))
     return not same
 

@@ -1,8 +1,8 @@
 """The partition search: least slowest stage over all nested closed sets, all orders and all subsets of the devices.
 
 1. The chain's own order is searched first (`n + 1` closed sets): quick, and its optimum bounds the answer from above.
-2. Then all closed sets of the block graph, where their number is within `MAX_SETS`; else those that differ from the
-   chain's order only within a band, as wide as that number allows.
+2. Then all closed sets of the block graph, where their number is within `MAX_SETS`. Where they are many, first only
+   those that differ from the chain's order within a band, which may better what is held.
 3. A sweep looks for a plan below a cap only, and is the faster the lower the cap. Caps rise from the lower bound to
    what is held; one in vain proves that nothing lies below it (over all closed sets).
 4. Among the plans of least bottleneck: less communication, then less memory; the chain's own order if it is as good.
@@ -38,10 +38,10 @@ _COARSE_CUTS = 256
 _NO_LIMIT = 1 << 62
 #: More closed sets than this are not all searched.
 MAX_SETS = 200_000
-#: Closed sets of a band, where all are too many.
-BAND_SETS = 10_000
-#: Steps of one search over all orders: some 20 s of one core.
-BUDGET = 10_000_000_000
+#: Where there are more than these, a band with so many is searched first.
+BAND_SETS = 4_000
+#: Work of one search over all orders: about a minute of one core.
+BUDGET = 2_000_000_000
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,8 @@ class Search:
     Attributes:
         line: Cuts of the chain's own order (or the cut by hand).
         coarse: Some of them, evenly chosen, where there are many.
-        graph: Cuts at closed sets, None if there is one order only.
-        complete: Whether ``graph`` has all closed sets.
-        budget: Work for each search over ``graph``.
+        graphs: Cuts at closed sets, few first, and whether these are all there are; none if there is one order only.
+        budget: Work for each search over ``graphs``.
     """
 
     chain: BlockChain
@@ -89,8 +88,7 @@ class Search:
     memory_rule: MemoryRule
     line: CutSpace
     coarse: CutSpace | None
-    graph: CutSpace | None
-    complete: bool
+    graphs: tuple[tuple[CutSpace, bool], ...]
     budget: int
     _sums: dict[tuple[int, ...], StageSums] = field(default_factory=dict, repr=False)
 
@@ -107,9 +105,9 @@ class Search:
         """
         least = self._least_in_order(nm, rule)
         held = None if np.isinf(least) else self.line.best_within(nm, rule, least * (1 + ROUNDING), _NO_LIMIT)[0]
-        if self.graph is None:
+        if not self.graphs:
             return None if held is None else Found(held.stages, held.classes, least, least)
-        return self._over_all_orders(self.graph, nm, rule, held, least)
+        return self._over_all_orders(nm, rule, held, least)
 
     def least_overflow(self, nm: int, rule: InFlightRule) -> Found | None:
         """The plan in the chain's order whose worst stage exceeds its device's memory least; None if there is none."""
@@ -149,34 +147,33 @@ class Search:
                     return
         yield from _caps(self.lower_bound_ms, float("inf"))
 
-    def _over_all_orders(
-        self, space: CutSpace, nm: int, rule: InFlightRule, held: Cut | None, least: float
-    ) -> Found | None:
-        """The best over ``space``, given the best in the chain's order, ``held``, whose bottleneck is ``least``."""
+    def _over_all_orders(self, nm: int, rule: InFlightRule, held: Cut | None, least: float) -> Found | None:
+        """The best over ``graphs``, given the best in the chain's order, ``held``, whose bottleneck is ``least``."""
         proven, budget = self.lower_bound_ms, self.budget
         try:
-            for cap in _caps(proven, least):
-                reached, work = space.least_bottleneck(nm, rule, cap, budget)
-                budget -= work
-                if np.isfinite(reached):
-                    least, held = reached, None
-                    break
-                proven = cap if self.complete else proven
-            if np.isinf(least):
-                if self.complete:
+            for space, complete in self.graphs:
+                improved = False
+                for cap in _caps(proven, least):
+                    reached, work = space.least_bottleneck(nm, rule, cap, budget)
+                    budget -= work
+                    if np.isfinite(reached):
+                        least, improved = reached, True
+                        break
+                    proven = cap if complete else proven
+                if complete and np.isinf(least):
                     return None
-                raise self._unknown(nm)
-            proven = least if self.complete else proven
-            bound = least * (1 + ROUNDING)
-            # A sweep within the least bottleneck is no more work than the one that found it.
-            best, _ = space.best_within(nm, rule, bound, budget if held else _NO_LIMIT)
+                proven = least if complete else proven
+                if improved or complete:
+                    # A sweep within the least bottleneck is no more work than the one that found it.
+                    limit = _NO_LIMIT if improved else budget
+                    best, work = space.best_within(nm, rule, least * (1 + ROUNDING), limit)
+                    budget -= work
+                    held = best if improved or held is None or _better(best, held) else held
         except OutOfBudgetError:
-            if held is None:
-                raise self._unknown(nm) from None
-            return Found(held.stages, held.classes, least, min(proven, least))
-        if held is not None and held.moved_ms <= best.moved_ms * (1 + ROUNDING) and held.memory <= best.memory:
-            best = held
-        return Found(best.stages, best.classes, least, min(proven, least))
+            pass
+        if held is None:
+            raise self._unknown(nm)
+        return Found(held.stages, held.classes, least, min(proven, least))
 
     def _unknown(self, nm: int) -> PlanningError:
         return PlanningError(
@@ -186,6 +183,11 @@ class Search:
             where="virtual worker of " + ", ".join(d.id for members in self.classes.members for d in members),
             hint="make larger virtual workers, try a smaller batch, or cut by hand with --split",
         )
+
+
+def _better(a: Cut, b: Cut) -> bool:
+    """Of two plans with the same bottleneck: whether ``a`` moves less, or as much with less memory."""
+    return b.moved_ms > a.moved_ms * (1 + ROUNDING) or b.memory > a.memory
 
 
 def _caps(lower: float, held: float) -> list[float]:
@@ -248,19 +250,21 @@ def search(
         borders = [len(line) * at // _COARSE_CUTS for at in range(_COARSE_CUTS + 1)]
         runs = [line.members[lo:hi] for lo, hi in pairwise(borders)]
         coarse = block_graph(chain, merged=[[b for node in run for b in node] for run in runs], linear=True)
+    graphs: list[tuple[CutSpace, bool]] = []
     graph = None if boundaries is not None else block_graph(chain)
-    found: tuple[ClosedSets, bool] | None = None
     if graph is not None and not graph.linear:
         every = closed_sets(graph, max_sets)
-        found = (every, True) if every is not None else (widest_band(graph, min(BAND_SETS, max_sets)), False)
+        if every is None or len(every) > BAND_SETS:
+            graphs.append((space(graph, widest_band(graph, min(BAND_SETS, max_sets))), False))
+        if every is not None:
+            graphs.append((space(graph, every), True))
     return Search(
         chain=chain,
         classes=classes,
         memory_rule=memory_rule,
         line=space_in_order(line),
         coarse=space_in_order(coarse) if coarse is not None else None,
-        graph=space(graph, found[0]) if graph is not None and found is not None else None,
-        complete=found is None or found[1],
+        graphs=tuple(graphs),
         budget=budget,
     )
 

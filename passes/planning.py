@@ -44,6 +44,7 @@ class Partition(Pass):
     Attributes:
         nm: Minibatches in flight; None: the smallest within 1 % of the best.
         splits: Cuts by hand, one for each virtual worker or one for all.
+        objective: What each partition minimises: see `partition.partition`.
     """
 
     name: ClassVar[str] = "partition"
@@ -54,6 +55,7 @@ class Partition(Pass):
     staleness: int = 0
     placement: str = "local"
     splits: tuple[tuple[str | int, ...], ...] | None = None
+    objective: str = "hetpipe"
 
     def run(self, compilation: Compilation) -> None:
         assert compilation.chain is not None
@@ -67,6 +69,7 @@ class Partition(Pass):
             staleness=self.staleness,
             splits=self.splits,
             exchange_ms=lambda device, size: exchange_ms(compilation.cluster, device, size, remote),
+            objective=self.objective,
         )
 
     def dump(self, compilation: Compilation) -> str:

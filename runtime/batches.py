@@ -52,12 +52,11 @@ def shard_lengths(
         call = f"data(shard={shard}, num_shards={num_shards}, ...)"
         try:
             batches: Any = data(shard, num_shards, epoch_seed(seed, 0))
-            if hasattr(batches, "__len__"):
+            try:
                 lengths.append(len(batches))
-            elif hasattr(batches, "__iter__"):
-                lengths.append(_count(batches, call, at_most, on_note))
-            else:
-                lengths.append(-1)
+            except TypeError:  # also of a DataLoader over an IterableDataset, which has a __len__
+                countable = hasattr(batches, "__iter__")
+                lengths.append(_count(batches, call, at_most, on_note) if countable else -1)
         except Exception as error:
             raise RunError(
                 "HP517",

@@ -28,12 +28,14 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgpack
 import zmq
 
+from hetpipe_compiler.errors import RunError
 from hetpipe_compiler.runtime.processes import LAUNCHER_VARIABLE
 from hetpipe_compiler.runtime.waits import Activity
 
@@ -145,8 +147,19 @@ class JsonLines:
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, record: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
+        """Add a line; raises `RunError` HP554 when the disk is full, for instance."""
+        try:
+            self._file.write(json.dumps(record) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise RunError(
+                "HP554",
+                f"cannot write: {error.strerror or error}",
+                where=self._file.name,
+                hint="make room, or choose another -o",
+            ) from None
 
     def close(self) -> None:
-        self._file.close()
+        """Close the file; a line that could not be written was an error before."""
+        with suppress(OSError):
+            self._file.close()

@@ -89,7 +89,7 @@ def launch(options: RunOptions, console: Console | None = None) -> int:
 
 
 def prepare(options: RunOptions, console: Console) -> Prepared:
-    """Check everything and make the run folder.
+    """Check everything and make the run folder, in which nothing is yet but weights that the plan has not.
 
     Raises:
         ArtifactError: HP401-HP403 the plan; HP404 it was made from a profiled graph; else see `check_plan_folder`.
@@ -130,7 +130,6 @@ def prepare(options: RunOptions, console: Console) -> Prepared:
         save_every=options.save_every,
         timeout_s=options.timeout_s,
     )
-    job.save(options.run)
     return Prepared(plan, loaded, job, options.run, console)
 
 

@@ -18,6 +18,7 @@ from hetpipe_compiler.runtime.progress import Progress, finite
 def run_interpreted(prepared: Prepared) -> bool:
     """Train to the end and save the weights. Ctrl-C passes through: nothing is saved."""
     job, plan, run = prepared.job, prepared.plan, prepared.run
+    job.save(run)
     torch.set_num_threads(job.threads)
     stages = [len(worker.stages) for worker in plan.virtual_workers]
     log = JsonLines(run / "events.jsonl")

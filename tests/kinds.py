@@ -26,6 +26,7 @@ from hetpipe_compiler.passes.eval_mode import EvalMode
 from hetpipe_compiler.passes.fuse_atomic import FuseAtomic
 from hetpipe_compiler.passes.normalize import Normalize
 from hetpipe_compiler.passes.planning import MakeSchedule, Partition
+from hetpipe_compiler.runtime.forward_only import ForwardOnly
 
 MODELS = Path(models.__file__)
 
@@ -76,6 +77,22 @@ def eager(loaded: LoadedWorkload) -> dict[str, torch.Tensor]:
     found = {"loss": loss.detach()}
     found |= {n: p.grad for n, p in step.model.named_parameters() if p.grad is not None}
     return found | {f"buffer {n}": b for n, b in step.model.named_buffers()}
+
+
+def eager_in_eval(loaded: LoadedWorkload) -> torch.Tensor:
+    """Loss of the user's model itself in eval mode."""
+    batch = loaded.workload.example_batch()
+    step = TrainingStep(loaded.workload, build_real(loaded, 0), batch).eval()
+    torch.manual_seed(11)
+    loss: torch.Tensor = step(*(leaf.clone() for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)))
+    return loss.detach()
+
+
+def chained_in_eval(folder: Path, loaded: LoadedWorkload, vw: int) -> torch.Tensor:
+    """The same of the emitted stages."""
+    stages = ForwardOnly(folder, worker=vw)
+    torch.manual_seed(11)
+    return stages.loss(pytree.tree_leaves(loaded.workload.example_batch()))
 
 
 def chained(folder: Path, loaded: LoadedWorkload, vw: int) -> dict[str, torch.Tensor]:

@@ -54,6 +54,9 @@ def command(
             " virtual workers, or once for each",
         ),
     ] = None,
+    objective: Annotated[
+        str, typer.Option(help="what a stage's time is: hetpipe (computation + transfers) or overlapped (the longer)")
+    ] = "hetpipe",
     seed: Annotated[int, typer.Option(help="seed of the initial weights")] = 0,
     no_weights: Annotated[bool, typer.Option("--no-weights", help="leave initial weights to hetpipe-run")] = False,
     verify: Annotated[
@@ -90,6 +93,7 @@ def command(
             placement=placement,
             update_scale=update_scale,
             splits=_splits(split),
+            objective=objective,
             seed=seed,
             weights=not no_weights,
             verify=verify,
@@ -120,6 +124,10 @@ def command(
 def _check(staleness: int, dump_after: list[str]) -> None:
     if staleness < 0:
         raise PlanningError("HP310", f"D = {staleness} clocks", where="--staleness", hint="give 0 or more")
+    if objective not in OBJECTIVES:
+        raise ClusterError(
+            "HP221", f"no objective '{objective}'", where="--objective", hint=f"one of {', '.join(OBJECTIVES)}"
+        )
     for name in dump_after:
         if name not in PASSES:
             raise ClusterError("HP220", f"no pass '{name}'", where="--dump-after", hint=f"one of {', '.join(PASSES)}")

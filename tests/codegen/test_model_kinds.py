@@ -9,7 +9,7 @@ from pathlib import Path
 import models
 import pytest
 import torch
-from kinds import MODELS, chained, compile_kind, eager
+from kinds import MODELS, chained, chained_in_eval, compile_kind, eager, eager_in_eval
 
 from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.frontend.capture import capture
@@ -46,6 +46,10 @@ def test_stages_compute_what_the_model_computes(name: str, tmp_path: Path) -> No
         for key, value in found.items():
             difference = (value.double() - expected[key].double()).abs().max().item()
             assert difference <= 1e-9 * (1 + expected[key].double().abs().max().item()), f"{key}, cut {cut}"
+    assert plan.evaluation, plan.evaluation_note
+    in_eval = eager_in_eval(loaded)
+    for worker in plan.virtual_workers:
+        torch.testing.assert_close(chained_in_eval(folder, loaded, worker.index), in_eval, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["BNConvNet", "NoGrad", "CalledTwice", "BufferWrites"])

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetpipe_compiler.errors import WorkloadError
-from hetpipe_compiler.frontend.profiled_graph import graph_chain, parse_profiled_graph, read_profiled_graph
+from hetpipe_compiler.frontend.profiled_graph import chain_graph, graph_chain, parse_profiled_graph, read_profiled_graph
 from hetpipe_compiler.ir.blocks import CrossingValue, SharedBytes
 
 
@@ -212,3 +212,25 @@ def test_any_acyclic_graph_is_read_and_any_back_edge_refused(n, density, seed):
         real = {(e["from"], e["to"]) for e in content["edges"]}
         assert names[0] == names[-1]
         assert all(pair in real for pair in itertools.pairwise(names))
+
+
+def test_written_and_read_back_it_is_the_same_chain():
+    nodes = [
+        node("a", output_bytes=8, frozen_bytes={"table": 8}, colocate="x", estimated=["k"]),
+        node("b", output_bytes=9, saved_bytes=0, parameter_bytes=3, frozen_bytes={"table": 8}),
+        node("c", colocate="x"),
+    ]
+    edges = [
+        edge("a", "b"),
+        edge("a", "c", value="side", bytes=5, gradient_bytes=0),
+        edge("b", "c", bytes=2),
+    ]
+    first = chain(graph(nodes, edges, ends_fixed=True, optimizer_bytes_per_parameter_byte=2.0), ("k", "l"))
+    text = chain_graph(first, {"a": 8, "b": 9}).to_json()
+    again = graph_chain(parse_profiled_graph(json.loads(text)), ["k", "l"])
+    for field in ("name", "batch_size", "blocks", "values", "parameters", "frozen", "saved", "optimizer_factor"):
+        assert getattr(again, field) == getattr(first, field), field
+    assert (again.colocate, again.ends_fixed, again.resident) == (((0, 2),), True, None)
+    for kind in ("k", "l"):
+        np.testing.assert_array_equal(again.forward_ms[kind], first.forward_ms[kind])
+        np.testing.assert_array_equal(again.measured[kind], first.measured[kind])

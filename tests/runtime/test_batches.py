@@ -80,6 +80,19 @@ def test_an_endless_stream_is_counted_as_far_as_the_run_goes() -> None:
     assert shard_lengths(load(data), 2, 0, at_most=50) == (50, 50)
 
 
+def test_a_loader_of_a_stream_is_counted() -> None:
+    """It has a ``__len__`` that raises."""
+
+    class Stream(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return (make(i) for i in range(3))
+
+    def data(shard: int, num_shards: int, seed: int) -> Any:  # noqa: ARG001
+        return torch.utils.data.DataLoader(Stream(), batch_size=None)
+
+    assert shard_lengths(load(data), 1, 0) == (3,)
+
+
 def test_long_counting_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hetpipe_compiler.runtime.batches._COUNTING_S", 0.0)
 

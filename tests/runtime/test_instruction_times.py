@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from toy_run import hetpipe_run, write_runnable
 
 from hetpipe_compiler.codegen.compare import compare
@@ -24,6 +25,7 @@ def test_the_first_of_each_is_warm_up() -> None:
     assert json.loads(json.dumps(summary)) == summary
 
 
+@pytest.mark.slow
 def test_a_run_leaves_times_that_can_be_compared(tmp_path: Path) -> None:
     plan = write_runnable(tmp_path / "plan", cuts=((2,),), in_flight=((2, 1),), batches=4)
     result = hetpipe_run(tmp_path / "plan", tmp_path / "run")

@@ -325,8 +325,10 @@ def test_a_port_in_use_is_refused(plan_folder: Path, tmp_path: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         error = refused(RunOptions(plan_folder, tmp_path / "run", steps=2, port=port))
-    assert error.code == "HP553"
-    assert str(port) in str(error)
+        assert error.code == "HP553"
+        assert str(port) in str(error)
+        # The folder can be taken for the next attempt.
+        assert refused(RunOptions(plan_folder, tmp_path / "run", steps=2, port=port)).code == "HP553"
 
 
 def test_a_run_folder_in_use_is_refused(plan_folder: Path, tmp_path: Path) -> None:
@@ -364,6 +366,7 @@ def test_a_run_folder_that_cannot_be_made_is_refused(plan_folder: Path, tmp_path
 
 def test_no_timeout_at_all_reaches_the_processes(plan_folder: Path, tmp_path: Path) -> None:
     prepared = prepare(RunOptions(plan_folder, tmp_path / "run", steps=1, timeout_s=float("inf")), Console())
+    prepared.job.save(tmp_path / "run")
     assert Job.load(tmp_path / "run").timeout_s == prepared.job.timeout_s == float("inf")
 
 
