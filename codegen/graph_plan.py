@@ -1,4 +1,4 @@
-"""A plan made from a profiled graph: ``plan.json``, ``schedule.csv`` and ``graph.json``, for looking at. Needs no torch.
+"""A plan made from a profiled graph: ``plan.json``, ``schedule.csv``, ``graph.json``, to look at. Needs no torch.
 
 There is no model, so there are no stage modules and no weights; ``workload`` is None, and hetpipe-run refuses it.
 """

@@ -15,7 +15,8 @@ from hetpipe_compiler.ir.cluster import Cluster
 from hetpipe_compiler.options import CompileOptions, CompileResult
 from hetpipe_compiler.passes.base import Compilation, Pass, Pipeline
 from hetpipe_compiler.passes.merge_blocks import shorten_chain
-from hetpipe_compiler.passes.planning import Allocate, MakeSchedule, Partition, Verify
+from hetpipe_compiler.passes.planning import Allocate, is_auto
+from hetpipe_compiler.planning_steps import plan_explanation, planning_passes
 
 
 def is_graph_file(path: str | Path) -> bool:
@@ -66,14 +67,13 @@ def compile_graph(graph: Path, cluster: Cluster, out: Path, options: CompileOpti
     check_target(out)
     compilation = Compilation(cluster)
     pipeline = Pipeline(options.dump_after, options.on_dump, options.on_start)
-    pipeline.run(Allocate(options.policy), compilation)
+    if not is_auto(options.policy):
+        pipeline.run(Allocate(options.policy), compilation)
     pipeline.run(ReadGraph(graph), compilation)
     whole = compilation.chain
     for step in (
         Shorten(),
-        Partition(options.nm, options.staleness, options.placement, options.splits, options.objective),
-        MakeSchedule(options.staleness),
-        Verify(),
+        *planning_passes(options),
     ):
         pipeline.run(step, compilation)
     assert whole is not None
@@ -82,7 +82,7 @@ def compile_graph(graph: Path, cluster: Cluster, out: Path, options: CompileOpti
     with pipeline.timed("codegen"):
         plan = build_graph_plan(compilation, request)
         write_graph_plan(out, plan, compilation.schedule, whole)
-    return CompileResult(plan, pipeline.seconds)
+    return CompileResult(plan, pipeline.seconds, explanation=plan_explanation(compilation, options))
 
 
 def _needs_model(options: CompileOptions) -> list[str]:

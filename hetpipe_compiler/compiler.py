@@ -7,6 +7,7 @@ from typing import Any
 
 from hetpipe_compiler.codegen.artifact import model_weights, write_artifact
 from hetpipe_compiler.codegen.build_plan import PlanRequest, build_plan
+from hetpipe_compiler.codegen.explain import explain as explanation
 from hetpipe_compiler.codegen.plan_folder import check_target
 from hetpipe_compiler.compile_graph import compile_graph, is_graph_file, refuse_options
 from hetpipe_compiler.files import write_text
@@ -20,11 +21,12 @@ from hetpipe_compiler.passes.annotate_cost import AnnotateCost
 from hetpipe_compiler.passes.apply_profile import ApplyProfile
 from hetpipe_compiler.passes.base import Compilation, Pass, Pipeline
 from hetpipe_compiler.passes.coarsen import Coarsen, node_chain
-from hetpipe_compiler.passes.eval_mode import EvalMode
-from hetpipe_compiler.passes.fuse_atomic import FuseAtomic
-from hetpipe_compiler.passes.normalize import Normalize
+from hetpipe_compiler.passes.eval_mode import EvalMode, compare_with_eval
+from hetpipe_compiler.passes.fuse_atomic import FuseAtomic, fuse_atomic
+from hetpipe_compiler.passes.normalize import Normalize, normalize
 from hetpipe_compiler.passes.optimizer_state import optimizer_factor
-from hetpipe_compiler.passes.planning import Allocate, MakeSchedule, Partition, Verify
+from hetpipe_compiler.passes.planning import Allocate, is_auto
+from hetpipe_compiler.planning_steps import plan_explanation, planning_passes
 from hetpipe_compiler.verification.verify import Verification, Verifier
 
 
@@ -59,7 +61,8 @@ def compile(
     compilation = Compilation(cluster)
     pipeline = Pipeline(options.dump_after, options.on_dump, options.on_start)
     # The groups cost nothing to make: a wrong policy is told before the model is traced.
-    pipeline.run(Allocate(options.policy), compilation)
+    if not is_auto(options.policy):
+        pipeline.run(Allocate(options.policy), compilation)
     with pipeline.timed("capture"):
         compilation.captured = capture(loaded, evaluation=True)
     for step in _passes(loaded, compilation, options):
@@ -88,7 +91,23 @@ def compile(
                 found.append(held.verify(folder))
 
         write_artifact(out, built, schedule, loaded, captured, costs, weights, check if options.verify else None)
-    return CompileResult(built.plan, pipeline.seconds, found[0] if found else None)
+    explained = plan_explanation(compilation, options)
+    return CompileResult(built.plan, pipeline.seconds, found[0] if found else None, explained)
+
+
+def explain(model: str | Path, settings: dict[str, Any] | None = None) -> str:
+    """What is captured of ``model``, as text for people; no cluster is needed.
+
+    Raises:
+        WorkloadError: The model cannot be loaded or captured.
+    """
+    loaded = load_workload(Path(model), settings)
+    captured = compare_with_eval(normalize(capture(loaded, evaluation=True)))
+    return explanation(captured, fuse_atomic(captured), _name(loaded))
+
+
+def _name(loaded: LoadedWorkload) -> str:
+    return loaded.path.resolve().parent.name if loaded.path.stem == "model" else loaded.path.stem
 
 
 def _export(path: Path, compilation: Compilation) -> None:
@@ -115,15 +134,12 @@ def _passes(loaded: LoadedWorkload, compilation: Compilation, options: CompileOp
     factor = optimizer_factor(
         loaded.workload.optimizer, {n: t for n, t in compilation.captured.meta.items() if n in trainable}
     )
-    name = loaded.path.resolve().parent.name if loaded.path.stem == "model" else loaded.path.stem
     return (
         Normalize(),
         EvalMode(),
         AnnotateCost(),
         ApplyProfile(options.profiles),
         FuseAtomic(),
-        Coarsen(model_name=name, optimizer_factor=factor),
-        Partition(options.nm, options.staleness, options.placement, options.splits, options.objective),
-        MakeSchedule(options.staleness),
-        Verify(),
+        Coarsen(model_name=_name(loaded), optimizer_factor=factor),
+        *planning_passes(options),
     )

@@ -17,7 +17,7 @@ class CompileOptions:
     """How to plan.
 
     Attributes:
-        policy: ``NP``, ``ED``, ``HD`` or the path of a groups file.
+        policy: ``NP``, ``ED``, ``HD``, ``auto`` or the path of a groups file.
         nm: Minibatches in flight; None: the smallest within 1 % of the best.
         staleness: D, in clocks.
         placement: ``local`` or ``round-robin``: where parameters live.
@@ -29,6 +29,7 @@ class CompileOptions:
         verify: Whether to run the stages beside the model, and write no plan that computes something else.
         profiles: Profile files of hetpipe-profile: measured times in place of estimates.
         export_graph: Where to write the model as a profiled graph file; None: nowhere.
+        explain_plan: Whether to say why the plan is as it is (plans several times more).
         dump_after: Names of passes whose result goes to ``on_dump``.
     """
 
@@ -44,6 +45,7 @@ class CompileOptions:
     verify: bool = False
     profiles: tuple[Path, ...] = ()
     export_graph: Path | None = None
+    explain_plan: bool = False
     dump_after: frozenset[str] = frozenset()
     on_dump: Callable[[str, str], Any] = field(default=lambda _name, _text: None)
     on_start: Callable[[str], Any] = field(default=lambda _name: None)
@@ -51,8 +53,10 @@ class CompileOptions:
 
 @dataclass(frozen=True)
 class CompileResult:
-    """The plan, the seconds that each step took, and, if asked for, how far the stages are from the model."""
+    """The plan, the seconds that each step took, and, if asked for, how far the stages are from the model, and why the plan
+    is as it is."""
 
     plan: Plan
     seconds: dict[str, float]
     verification: Verification | None = None
+    explanation: str | None = None

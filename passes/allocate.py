@@ -29,18 +29,30 @@ class Group:
 
 
 @dataclass(frozen=True)
+class RunnerUp:
+    """Another allocation that was planned, and its rate."""
+
+    policy: str
+    samples_per_s: float
+
+
+@dataclass(frozen=True)
 class Allocation:
     """What `allocate` decides.
 
     Attributes:
-        policy: ``NP``, ``ED``, ``HD``, or the name of the groups file.
+        policy: ``NP``, ``ED``, ``HD``, the name of the groups file, or what ``auto`` chose.
         groups: One a virtual worker.
         unused: Devices in no group, in file order.
+        runners_up: What ``auto`` planned besides, best first.
+        bound_samples_per_s: What no allocation can exceed, where ``auto`` computed it.
     """
 
     policy: str
     groups: tuple[Group, ...]
     unused: tuple[Device, ...]
+    runners_up: tuple[RunnerUp, ...] = ()
+    bound_samples_per_s: float | None = None
 
 
 def allocate(cluster: Cluster, policy: str | Path) -> Allocation:

@@ -90,7 +90,8 @@ class EvalMode(Pass):
         if captured.evaluation_note:
             return captured.evaluation_note
         rows = ((n.name, in_eval(n)) for n in captured.graph_module.graph.nodes)
-        return "\n".join(f"{name}: {_text(found)}" for name, found in rows if found is not None)
+        lines = [f"{name}: {_text(found)}" for name, found in rows if found is not None]
+        return "\n".join(lines) or "the same in eval mode"
 
 
 def _text(found: InEval) -> str:
@@ -131,10 +132,16 @@ class _Comparison:
         self._stands: dict[fx.Node, fx.Node] = {}
         #: Training node that in eval mode returns its very input -> that input. Export then calls both by one name.
         self._returns: dict[fx.Node, fx.Node] = {}
+        #: Parameter, buffer or constant -> a node that reads it; constants of one value share one.
         self._attributes: dict[str, fx.Node] = {}
+        self._constants: list[tuple[torch.Tensor, fx.Node]] = []
         for node in nodes:
-            if node.op == "get_attr":
-                self._attributes.setdefault(str(node.target), node)
+            if node.op == "get_attr" and str(node.target) not in self._attributes:
+                value = training.constant_values.get(str(node.target))
+                known = self._constant(value) if value is not None else None
+                self._attributes[str(node.target)] = known or node
+                if value is not None and known is None:
+                    self._constants.append((value, node))
 
     def run(self) -> str | None:
         """Mark the training nodes; returns why it cannot be done instead."""
@@ -171,15 +178,15 @@ class _Comparison:
     def _attribute(self, name: str) -> fx.Node | None:
         """The training graph's node for an attribute of the eval graph; constants are found by value."""
         value = self._eval.constant_values.get(name)
-        if value is None:
-            return self._attributes.get(name)
-        return next((node for other, node in self._attributes.items() if self._is_constant(other, value)), None)
+        return self._attributes.get(name) if value is None else self._constant(value)
 
-    def _is_constant(self, name: str, value: torch.Tensor) -> bool:
-        ours = self._training.constant_values.get(name)
-        if ours is None or ours.is_meta or value.is_meta:
-            return False
-        return ours.dtype == value.dtype and ours.shape == value.shape and torch.equal(ours, value)
+    def _constant(self, value: torch.Tensor) -> fx.Node | None:
+        for ours, node in self._constants:
+            if ours.dtype == value.dtype and ours.shape == value.shape and not value.is_meta and not ours.is_meta:
+                same = ours == value
+                if bool((same | ((ours != ours) & (value != value))).all()):
+                    return node
+        return None
 
     def _find(self, node: fx.Node, at: int) -> fx.Node | None:
         """The training node that is ``node``: the first one that fits, from ``at`` on.

@@ -103,7 +103,7 @@ class Search:
         Raises:
             PlanningError: HP308, none was found, but not everything could be searched.
         """
-        least = self._least_in_order(nm, rule)
+        least = self.least_in_order(nm, rule)
         held = None if np.isinf(least) else self.line.best_within(nm, rule, least * (1 + ROUNDING), _NO_LIMIT)[0]
         if not self.graphs:
             return None if held is None else Found(held.stages, held.classes, least, least)
@@ -130,7 +130,8 @@ class Search:
         """Whether every stage of ``plan`` has room for its minibatches in flight."""
         return all(map(self.fits_alone, plan.stages, plan.classes, in_flight))
 
-    def _least_in_order(self, nm: int, rule: InFlightRule) -> float:
+    def least_in_order(self, nm: int, rule: InFlightRule) -> float:
+        """The least bottleneck of a plan in the chain's own order; infinite if none fits."""
         for cap_ms in self._caps_in_order(nm, rule):
             least, _ = self.line.least_bottleneck(nm, rule, cap_ms, _NO_LIMIT)
             if np.isfinite(least):
@@ -214,7 +215,8 @@ def search(
     Args:
         boundaries: First blocks of stages 1, 2, ...: these are the stages, and only the devices' order is searched.
         overlapped: A stage's time is the longer of its computation and its transfers, not their sum.
-        max_sets, budget: Above these, the answer may be no optimum; its `Found.lower_bound` says so.
+        max_sets, budget: Above these, the answer may be no optimum; its `Found.lower_bound` says so. With
+            ``max_sets`` = 0 only the chain's own order is searched.
 
     Raises:
         PlanningError: HP302, the group is too varied to search; HP303, ``boundaries`` part what must stay together.
@@ -252,7 +254,7 @@ def search(
         coarse = block_graph(chain, merged=[[b for node in run for b in node] for run in runs], linear=True)
     graphs: list[tuple[CutSpace, bool]] = []
     graph = None if boundaries is not None else block_graph(chain)
-    if graph is not None and not graph.linear:
+    if graph is not None and not graph.linear and max_sets > 0:
         every = closed_sets(graph, max_sets)
         if every is None or len(every) > BAND_SETS:
             graphs.append((space(graph, widest_band(graph, min(BAND_SETS, max_sets))), False))

@@ -8,11 +8,13 @@ from typing import ClassVar
 
 import numpy as np
 
+from hetpipe_compiler.ir.blocks import BlockChain
 from hetpipe_compiler.ir.cluster import Cluster, Device
 from hetpipe_compiler.ir.schedule import Schedule
 from hetpipe_compiler.passes.allocate import Allocation, allocate
+from hetpipe_compiler.passes.auto import auto_allocation
 from hetpipe_compiler.passes.base import Compilation, Pass
-from hetpipe_compiler.passes.concurrency import choose_concurrency
+from hetpipe_compiler.passes.concurrency import PlannedWorker, choose_concurrency
 from hetpipe_compiler.passes.partition import message_ms
 from hetpipe_compiler.passes.schedules.wsp import wsp_program
 from hetpipe_compiler.passes.simulate.pipeline import PipelineCosts
@@ -38,6 +40,72 @@ class Allocate(Pass):
 
 
 @dataclass(frozen=True)
+class AutoAllocate(Pass):
+    """Group devices for the most samples a second: see `hetpipe_compiler.passes.auto`. The fields are `Partition`'s."""
+
+    name: ClassVar[str] = "allocate"
+    requires: ClassVar[tuple[str, ...]] = ("chain",)
+    ensures: ClassVar[tuple[str, ...]] = ("allocation",)
+
+    nm: int | None = None
+    staleness: int = 0
+    placement: str = "local"
+    splits: tuple[tuple[str | int, ...], ...] | None = None
+    objective: str = "hetpipe"
+
+    def run(self, compilation: Compilation) -> None:
+        chain, cluster = compilation.chain, compilation.cluster
+        assert chain is not None
+
+        def plan(allocation: Allocation) -> tuple[PlannedWorker, ...]:
+            return plan_workers(
+                chain, cluster, allocation, nm=self.nm, staleness=self.staleness, placement=self.placement,
+                splits=self.splits, objective=self.objective,
+            )  # fmt: skip
+
+        compilation.allocation = auto_allocation(
+            chain, cluster, plan, staleness=self.staleness, overlapped=self.objective == "overlapped"
+        )
+
+    def dump(self, compilation: Compilation) -> str:
+        allocation = compilation.allocation
+        assert allocation is not None
+        rows = [f"vw{n}: {' '.join(d.id for d in g.devices)}" for n, g in enumerate(allocation.groups)]
+        rows += [f"runner-up: {other.policy} {other.samples_per_s:.1f} samples/s" for other in allocation.runners_up]
+        return "\n".join([*rows, f"no allocation exceeds {allocation.bound_samples_per_s:.1f} samples/s"])
+
+
+def is_auto(policy: str) -> bool:
+    """Whether the allocation waits for the model's costs."""
+    return policy.lower() == "auto"
+
+
+def plan_workers(
+    chain: BlockChain,
+    cluster: Cluster,
+    allocation: Allocation,
+    *,
+    nm: int | None = None,
+    staleness: int = 0,
+    placement: str = "local",
+    splits: tuple[tuple[str | int, ...], ...] | None = None,
+    objective: str = "hetpipe",
+) -> tuple[PlannedWorker, ...]:
+    """`choose_concurrency` with the time that stages exchange their parameters in."""
+    remote = remote_fraction(allocation, cluster, placement)
+    return choose_concurrency(
+        chain,
+        cluster,
+        allocation,
+        nm=nm,
+        staleness=staleness,
+        splits=splits,
+        exchange_ms=lambda device, size: exchange_ms(cluster, device, size, remote),
+        objective=objective,
+    )
+
+
+@dataclass(frozen=True)
 class Partition(Pass):
     """Cut the chain for every virtual worker and choose Nm: see `hetpipe_compiler.passes.concurrency`.
 
@@ -60,15 +128,14 @@ class Partition(Pass):
     def run(self, compilation: Compilation) -> None:
         assert compilation.chain is not None
         assert compilation.allocation is not None
-        remote = remote_fraction(compilation.allocation, compilation.cluster, self.placement)
-        compilation.workers = choose_concurrency(
+        compilation.workers = plan_workers(
             compilation.chain,
             compilation.cluster,
             compilation.allocation,
             nm=self.nm,
             staleness=self.staleness,
+            placement=self.placement,
             splits=self.splits,
-            exchange_ms=lambda device, size: exchange_ms(compilation.cluster, device, size, remote),
             objective=self.objective,
         )
 

@@ -214,7 +214,7 @@ def _reach(
                 within = True
         if not within:
             continue
-        node = np.int64(sets.grow_nodes[at])
+        node = int(sets.grow_nodes[at])
         _add(node, 1, nodes, walk, now)
         parameters = now[3] + sets.held[0, reached] - sets.held[0, start]
         frozen = now[4] + sets.held[1, reached] - sets.held[1, start]

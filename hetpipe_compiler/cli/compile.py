@@ -29,17 +29,21 @@ PASSES = (
     "verify",
 )
 
+OBJECTIVES = ("hetpipe", "overlapped")
+
 
 def command(
     model: Annotated[
         Path, typer.Argument(help="model.py that defines workload(), or a profiled graph (.json)", show_default=False)
     ],
-    cluster: Annotated[Path, typer.Option(help="cluster file (YAML)", show_default=False)],
+    cluster: Annotated[Path | None, typer.Option(help="cluster file (YAML)", show_default=False)] = None,
     out: Annotated[Path, typer.Option("-o", "--out", help="plan folder to write")] = Path("out"),
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="argument for workload(); may be repeated")
     ] = None,
-    policy: Annotated[str, typer.Option(help="virtual workers: NP, ED, HD, or a groups file")] = "ED",
+    policy: Annotated[
+        str, typer.Option(help="virtual workers: NP, ED, HD, auto (the best found), or a groups file")
+    ] = "ED",
     nm: Annotated[int | None, typer.Option(help="minibatches in flight (default: the planner's choice)")] = None,
     staleness: Annotated[int, typer.Option("--staleness", "-D", help="D: clocks a virtual worker may be ahead")] = 0,
     placement: Annotated[str, typer.Option(help="where parameters live: local or round-robin")] = "local",
@@ -57,6 +61,13 @@ def command(
     objective: Annotated[
         str, typer.Option(help="what a stage's time is: hetpipe (computation + transfers) or overlapped (the longer)")
     ] = "hetpipe",
+    explain_plan: Annotated[
+        bool,
+        typer.Option("--explain-plan", help="say why the plan is as it is: bottleneck, bound, limits, alternatives"),
+    ] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="say what is captured of MODEL and plan nothing; needs no cluster")
+    ] = False,
     seed: Annotated[int, typer.Option(help="seed of the initial weights")] = 0,
     no_weights: Annotated[bool, typer.Option("--no-weights", help="leave initial weights to hetpipe-run")] = False,
     verify: Annotated[
@@ -77,7 +88,12 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="print the plan as JSON instead of tables")] = False,
 ) -> None:
     """Plan the training of MODEL on a mixed cluster and write stage modules, schedule and weights."""
-    _check(staleness, dump_after or [])
+    _check(staleness, objective, dump_after or [])
+    if explain:
+        _explain(model, settings or [])
+        return
+    if cluster is None:
+        raise ClusterError("HP222", "no cluster file", where="--cluster", hint="only --explain needs none")
     from rich.console import Console
 
     errors = Console(stderr=True)
@@ -94,6 +110,7 @@ def command(
             update_scale=update_scale,
             splits=_splits(split),
             objective=objective,
+            explain_plan=explain_plan,
             seed=seed,
             weights=not no_weights,
             verify=verify,
@@ -116,12 +133,29 @@ def command(
     _report(result.plan, out, json)
     if result.verification is not None:
         errors.print(str(result.verification), highlight=False, soft_wrap=True)
+    if result.explanation is not None:
+        print(result.explanation, file=sys.stderr if json else sys.stdout)
     if time_passes:
         for name, seconds in result.seconds.items():
             errors.print(f"{name:14} {seconds:8.3f} s", highlight=False)
 
 
-def _check(staleness: int, dump_after: list[str]) -> None:
+def _explain(model: Path, settings: list[str]) -> None:
+    from rich.console import Console
+
+    with Console(stderr=True).status("loading torch") as status, contextlib.redirect_stdout(sys.stderr):
+        from hetpipe_compiler.compile_graph import is_graph_file, refuse_options
+        from hetpipe_compiler.compiler import explain
+        from hetpipe_compiler.frontend.load import parse_settings
+
+        status.update("capture")
+        if is_graph_file(model):
+            refuse_options(model, ["--explain"])
+        text = explain(model, parse_settings(settings))
+    print(text)
+
+
+def _check(staleness: int, objective: str, dump_after: list[str]) -> None:
     if staleness < 0:
         raise PlanningError("HP310", f"D = {staleness} clocks", where="--staleness", hint="give 0 or more")
     if objective not in OBJECTIVES:

@@ -129,6 +129,7 @@ class ProfiledGraph(_Spec):
     Attributes:
         batch_size: Samples in one minibatch.
         optimizer_bytes_per_parameter_byte: 1.0 for SGD with momentum, 2.0 for Adam.
+        ends_fixed: Whether the first node (in topological order) must be in the first stage, and the last in the last.
     """
 
     format: Literal["hetpipe-graph"]
@@ -136,6 +137,7 @@ class ProfiledGraph(_Spec):
     name: str = "graph"
     batch_size: Count = 1
     optimizer_bytes_per_parameter_byte: Figure = 1.0
+    ends_fixed: bool = False
     nodes: tuple[GraphNodeSpec, ...] = Field(min_length=1)
     edges: tuple[GraphEdgeSpec, ...] = ()
 
@@ -312,6 +314,7 @@ def graph_chain(graph: ProfiledGraph, kinds: Sequence[str], where: str = "graph"
         optimizer_factor=graph.optimizer_bytes_per_parameter_byte,
         resident=tuple(resident) if resident else None,
         colocate=_colocated(node.colocate for node in nodes),
+        ends_fixed=graph.ends_fixed,
     )
 
 
@@ -353,6 +356,7 @@ def chain_graph(chain: BlockChain, output_bytes: Mapping[str, int]) -> ProfiledG
         name=chain.name,
         batch_size=chain.batch_size,
         optimizer_bytes_per_parameter_byte=chain.optimizer_factor,
+        ends_fixed=chain.ends_fixed,
         nodes=nodes,
         edges=tuple(
             _edge(value, nodes[value.producer], ids[reader]) for value in chain.values for reader in value.consumers

@@ -76,16 +76,25 @@ class Original:
         self.leaves = self._example
         return self.run()
 
-    def run(self, leaves: Sequence[Any] | None = None) -> Outcome:
-        """One step, forward and backward."""
+    def evaluate(self) -> Outcome:
+        """The loss in eval mode, and the buffers afterwards."""
+        self._step.eval()
+        try:
+            return self.run(backward=False)
+        finally:
+            self._step.train()
+
+    def run(self, leaves: Sequence[Any] | None = None, *, backward: bool = True) -> Outcome:
+        """One step: forward and, unless told otherwise, backward."""
         leaves = self.leaves if leaves is None else leaves
         tensors = [_input(leaves[at], self._wide) for at in self._step.tensor_leaves]
         before = {name: b.detach().clone() for name, b in self._step.named_buffers()}
         numbers = itertools.count(self._seed)
         try:
-            with controlled(lambda: next(numbers), self._wide), autocast_on_cpu():
+            with controlled(lambda: next(numbers), self._wide), autocast_on_cpu(), torch.set_grad_enabled(backward):
                 loss = self._step(*tensors)
-                loss.backward()
+                if backward:
+                    loss.backward()
             gradients = {n: p.grad for n, p in self.model.named_parameters() if p.grad is not None}
             buffers = {n: b.detach().clone() for n, b in self.model.named_buffers()}
         finally:

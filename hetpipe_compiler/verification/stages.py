@@ -95,23 +95,25 @@ class WrittenStages:
         self._modules = [_build(path, values) for path in paths]
         self._order = _program_order(folder, paths)
 
-    def run(self, leaves: Sequence[Any], seed: int) -> tuple[Outcome, int]:
-        """One minibatch forward and backward; with it the number of random operators met."""
+    def run(self, leaves: Sequence[Any], seed: int, *, evaluate: bool = False) -> tuple[Outcome, int]:
+        """One minibatch forward and backward, or forward in eval mode; with it, how many random operators were met."""
         draws = Draws(self._order, seed)
-        found = self._step(leaves, draws)
+        found = self._step(leaves, draws, evaluate)
         if not draws.in_order():
             draws.learn()
-            found = self._step(leaves, draws)
+            found = self._step(leaves, draws, evaluate)
         return found, len(draws.met)
 
-    def _step(self, leaves: Sequence[Any], draws: Draws) -> Outcome:
+    def _step(self, leaves: Sequence[Any], draws: Draws, evaluate: bool) -> Outcome:
         self._restore_buffers()
         for module in self._modules:
+            module.train(not evaluate)
             module.zero_grad(set_to_none=True)
-        with controlled(draws.next_seed, self._wide), autocast_on_cpu():
+        with controlled(draws.next_seed, self._wide), autocast_on_cpu(), torch.set_grad_enabled(not evaluate):
             runs = self._forward(leaves)
             loss = runs[-1][1][self._plan.loss or ""]
-            self._backward(runs)
+            if not evaluate:
+                self._backward(runs)
         gradients = {n: p.grad for m in self._modules for n, p in m.named_parameters() if p.grad is not None}
         own = {b.name for b in self._plan.buffers}
         buffers = {n: b for m in self._modules for n, b in m.named_buffers() if n in own}

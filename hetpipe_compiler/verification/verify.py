@@ -4,14 +4,15 @@
    every parameter, every buffer afterwards.
 2. So do the stages, imported from the plan folder and chained by the plan's ports; a random operator gets the seed
    that it had in the original.
-3. In float64 they may differ by 1e-9 of a value's size: they do the same arithmetic, but for the order in which
+3. If the plan evaluates, both run forward in eval mode too: the loss, and buffers that must stay as they are.
+4. In float64 they may differ by 1e-9 of a value's size: they do the same arithmetic, but for the order in which
    gradients are added. A model that cannot run in float64 is held to ten times what one ulp of its input changes, in
    float32.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -80,8 +81,7 @@ class Verifier:
             )
         self._seed = seed
         self._original = Original(loaded, model, seed)
-        self._cache: dict[bool, Outcome] = {}
-        self._draws = 0
+        self._cache: dict[tuple[bool, bool], tuple[Outcome, int]] = {}
         self._effect: float | None = None
         self._note = ""
         self._first = self._prepare(loaded)
@@ -109,7 +109,7 @@ class Verifier:
                     where=self._where,
                     hint="give an example batch on which the freshly built model has a finite loss",
                 )
-            self._cache[wide], self._draws = found, self._original.draws
+            self._cache[wide, False] = found, self._original.draws
             return wide
         raise AssertionError
 
@@ -117,7 +117,7 @@ class Verifier:
         """Hold a plan folder to the original; all its virtual workers, each distinct partition once.
 
         Raises:
-            WorkloadError: HP120 a value differs; HP121 the stages raise, or draw other random numbers.
+            WorkloadError: HP120 a value differs, or other random numbers are drawn; HP121 the stages raise.
         """
         plan = plan or Plan.load(folder)
         workers = {tuple(s.module for s in w.stages): w.index for w in plan.virtual_workers}
@@ -142,10 +142,20 @@ class Verifier:
         return Verification("float32", difference, max(10 * self._ulp_effect(), _LEAST_FLOAT32), note)
 
     def _difference(self, folder: Path, plan: Plan, worker: int, wide: bool) -> Difference:
-        expected = self._expected(wide)
+        """The largest in a training step and, if the plan evaluates, in a forward pass in eval mode."""
+        expected = [self._expected(wide, evaluate) for evaluate in ((False, True) if plan.evaluation else (False,))]
+        differences = []
         try:
             stages = WrittenStages(folder, plan, worker, self._original.tensors, wide)
-            found, draws = stages.run(self._original.leaves, self._seed)
+            for evaluate, (held, draws) in enumerate(expected):
+                found, met = stages.run(self._original.leaves, self._seed, evaluate=bool(evaluate))
+                if met != draws:
+                    what = f"{draws} in the model, {met} in the stages"
+                    difference = Difference("random numbers", float("inf"), what)
+                else:
+                    difference = largest_difference(held, _with_unread_buffers(held, found, self._original))
+                mode = " in eval mode" if evaluate else ""
+                differences.append(replace(difference, value=difference.value + mode))
         except Exception as error:
             raise WorkloadError(
                 "HP121",
@@ -153,20 +163,20 @@ class Verifier:
                 where=self._where,
                 hint="please report this with your model; without --verify the plan is written all the same",
             ) from error
-        if draws != self._draws:
-            return Difference("random numbers", float("inf"), f"{self._draws} in the model, {draws} in the stages")
-        return largest_difference(expected, _with_unread_buffers(expected, found, self._original))
+        return max(differences, key=lambda d: d.relative)
 
-    def _expected(self, wide: bool) -> Outcome:
+    def _expected(self, wide: bool, evaluate: bool = False) -> tuple[Outcome, int]:
+        """What the original does, and how many random operators it meets."""
         self._original.widen(wide)
-        if wide not in self._cache:
-            self._cache[wide] = self._original.run()
-        return self._cache[wide]
+        if (wide, evaluate) not in self._cache:
+            found = self._original.evaluate() if evaluate else self._original.run()
+            self._cache[wide, evaluate] = found, self._original.draws
+        return self._cache[wide, evaluate]
 
     def _ulp_effect(self) -> float:
         """What the smallest change of the input does to the original, in float32."""
         if self._effect is None:
-            expected = self._expected(wide=False)
+            expected, _ = self._expected(wide=False)
             self._effect = largest_difference(expected, self._original.run_one_ulp_away()).relative
         return self._effect
 

@@ -1,10 +1,12 @@
 """The partition of a block graph over unlike devices as an integer program, solved by scipy (HiGHS).
 
 For clusters whose links are all alike and without latency, one minibatch in flight, and bytes that one block holds. The
-variables: block b in stage s on device d; value v received by stage s; gradient of v returned to stage s; the bottleneck.
+variables: block b in stage s on device d; value v received by stage s; gradient of v returned to stage s; bottleneck.
 """
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
@@ -60,7 +62,7 @@ def least_bottleneck_ms(chain, cluster, *, own_sums=2, seconds=600):
     for a, b in edges:
         add([t for s in range(count) for t in (*inside(a, s, s), *inside(b, s, -s))], at_most=0)
     for group in chain.colocate:
-        for a, b in zip(group, group[1:], strict=False):
+        for a, b in pairwise(group):
             for s in range(count):
                 add([*inside(a, s), *inside(b, s, -1)], 0, 0)
     for at, v in enumerate(values):
@@ -114,7 +116,11 @@ def _held(chain, own_sums):
     if chain.resident is not None:
         return [float(size) for size in chain.resident]
     held = np.zeros(len(chain.blocks))
-    for items, factor in ((chain.parameters, 2 + own_sums + chain.optimizer_factor), (chain.frozen, 1), (chain.saved, 1)):
+    for items, factor in (
+        (chain.parameters, 2 + own_sums + chain.optimizer_factor),
+        (chain.frozen, 1),
+        (chain.saved, 1),
+    ):
         for item in items:
             (block,) = item.blocks
             held[block] += factor * item.bytes

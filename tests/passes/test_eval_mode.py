@@ -101,6 +101,15 @@ def test_a_residual_around_a_dropout() -> None:
     assert notes(found) == {"dropout": "train=False"}
 
 
+def test_constants_are_known_by_their_values() -> None:
+    def then(m: Any, h: Tensor) -> Tensor:
+        if m.training:
+            h = h + torch.tensor(5.0)
+        return h * torch.tensor(2.0) + torch.tensor(2.0) + torch.tensor(float("nan"))
+
+    assert compared(then).evaluation
+
+
 def test_numbers_that_training_needs_earlier() -> None:
     def then(m: Any, h: Tensor) -> Tensor:
         if m.training:

@@ -149,7 +149,9 @@ def test_random_numbers_follow_their_operator_when_the_order_changes(tmp_path: P
     ("old", "new", "value"),
     [
         ("aten.relu.default(", "aten.silu.default(", "gradient|loss|buffer"),
-        (", 0.5, True)", ", 0.4, True)", "gradient|loss"),
+        (", 0.5, self.training)", ", 0.4, self.training)", "gradient|loss"),
+        (", 0.5, self.training)", ", 0.5, True)", "random numbers in eval mode: 0 in the model, 1 in the stages"),
+        ("self.training, 0.1", "True, 0.1", "in eval mode"),
         ("0.1, 1e-05", "0.2, 1e-05", "buffer norm.running"),
         ('b.bias", (16,), torch.float32)', 'b.bias", (16,), torch.float32, trainable=False)', "b.bias: only the model"),
         ("aten.relu.default(", "torch.nn.functional.dropout(", "random numbers: 1 in the model, 3 in the stages"),

@@ -24,6 +24,7 @@ from hetpipe_compiler.ir.plan import WorkloadRef
 from hetpipe_compiler.passes.annotate_cost import AnnotateCost
 from hetpipe_compiler.passes.base import Compilation, Pipeline
 from hetpipe_compiler.passes.coarsen import Coarsen
+from hetpipe_compiler.passes.eval_mode import EvalMode
 from hetpipe_compiler.passes.fuse_atomic import FuseAtomic
 from hetpipe_compiler.passes.normalize import Normalize
 from hetpipe_compiler.passes.planning import Allocate, MakeSchedule, Partition
@@ -54,6 +55,7 @@ class Result:
         outcome: ``pass``, ``refused`` (an error of the compiler's own, before anything was written) or ``FAIL``.
         stages: Stages of each cut: the planner's, then the random ones.
         difference, allowed, dtype: Of the worst cut.
+        evaluation: ``yes`` if the stages were compared in eval mode too, else why they do not run in it.
         reason: Why not passed, or why not compared in float64.
     """
 
@@ -64,22 +66,31 @@ class Result:
     difference: float | None = None
     allowed: float | None = None
     dtype: str = ""
+    evaluation: str = ""
     code: str = ""
     reason: str = ""
     seconds: float = 0.0
     note: str = ""
 
 
+#: What decides whether a cut model means the same. The planner only chooses where to cut.
+_DECISIVE = (
+    "hetpipe_compiler/frontend/*.py",
+    "hetpipe_compiler/verification/*.py",
+    "codegen/build_plan.py",
+    "codegen/stage_*.py",
+    "passes/annotate_cost.py",
+    "passes/coarsen.py",
+    "passes/eval_mode.py",
+    "passes/fuse_atomic.py",
+    "passes/normalize.py",
+)
+
+
 def code_digest(name: str) -> str:
-    """SHA-256 of what decides a result: the compiler's front and back, this folder, the versions of the libraries."""
-    folders = (
-        ROOT / "hetpipe_compiler/frontend",
-        ROOT / "hetpipe_compiler/verification",
-        ROOT / "codegen",
-        ROOT / "passes",
-    )
+    """SHA-256 of what decides a result: the compiler's front and back, the model's table, the libraries' versions."""
     library = name.partition(":")[0]
-    paths = [p for folder in folders for p in sorted(folder.glob("*.py"))]
+    paths = [p for pattern in _DECISIVE for p in sorted(ROOT.glob(pattern))]
     names = [f"zoo_{library}.py", "zoo_check.py", "zoo_losses.py"]
     paths += [HERE / name for name in names + (["zoo_architectures.py"] if library == "transformers" else [])]
     digest = hashlib.sha256(json.dumps(versions(), sort_keys=True).encode())
@@ -117,12 +128,20 @@ def check(name: str) -> Result:
 def _check(name: str, result: Result) -> None:
     loaded = load_workload(HERE / "model.py", {"name": name})
     compilation = Compilation(Cluster.from_dict(CLUSTER))
-    compilation.captured = capture(loaded)
+    compilation.captured = capture(loaded, evaluation=True)
     result.parameters = sum(t.numel() for n, t in compilation.captured.meta.items() if n in _parameters(compilation))
     pipeline = Pipeline()
-    front = (Allocate("NP"), Normalize(), AnnotateCost(), FuseAtomic(), Coarsen(model_name=name, optimizer_factor=0.0))
+    front = (
+        Allocate("NP"),
+        Normalize(),
+        EvalMode(),
+        AnnotateCost(),
+        FuseAtomic(),
+        Coarsen(model_name=name, optimizer_factor=0.0),
+    )
     for step in front:
         pipeline.run(step, compilation)
+    result.evaluation = "yes" if compilation.captured.evaluation else str(compilation.captured.evaluation_note)
     verifier = Verifier(loaded, build_real(loaded, seed=0))
     for split in (None, *_random_cuts(compilation, name)):
         stages, found = _verify(loaded, compilation, pipeline, verifier, split)

@@ -38,15 +38,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", action="append", default=[], metavar="PREFIX", help="models whose names begin so")
     parser.add_argument("--again", action="store_true", help="run also what has a result for this code")
     parser.add_argument("--kept", action="store_true", help="keep results of other code that passed")
+    parser.add_argument(
+        "--page-only", action="store_true", help="run nothing, write the page from the results there are"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "zoo.md")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
     names = [n for n in zoo_models.names() if not options.only or n.startswith(tuple(options.only))]
     options.results.parent.mkdir(parents=True, exist_ok=True)
-    rows = run(names, options.results, again=options.again, kept=options.kept)
+    if options.page_only:
+        found = earlier_results(options.results)
+        rows = [found[name] for name in names if name in found]
+    else:
+        rows = run(names, options.results, again=options.again, kept=options.kept)
     if not options.only:
-        options.page.write_text(render(rows, versions(), MEMORY_GB))
+        current = sum(row["digest"] == code_digest(row["name"]) for row in rows)
+        options.page.write_text(render(rows, versions(), MEMORY_GB, models=len(names), current=current))
     passed = sum(r["outcome"] == "pass" for r in rows)
     failed = [r["name"] for r in rows if r["outcome"] == "FAIL"]
     print(f"{passed} of {len(rows)} pass, {len(rows) - passed - len(failed)} refused, {len(failed)} FAIL {failed}")
@@ -55,10 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(names: Sequence[str], results: Path, *, again: bool = False, kept: bool = False) -> list[dict[str, Any]]:
     """Results of ``names`` in their order; what has one for the same code (and is not asked for again) is not run."""
-    found: dict[str, dict[str, Any]] = {}
-    lines = results.read_text().splitlines() if results.exists() else []
-    for row in map(json.loads, lines):
-        found[row["name"]] = row
+    found = earlier_results(results)
     for at, name in enumerate(names):
         digest = code_digest(name)
         earlier = found.get(name)
@@ -71,6 +76,12 @@ def run(names: Sequence[str], results: Path, *, again: bool = False, kept: bool 
         told = f"{row['code']} {row['reason']}".strip()
         print(f"{at + 1}/{len(names)} {name} {row['outcome']} {row['seconds']} s {told}", flush=True)
     return [found[name] for name in names]
+
+
+def earlier_results(results: Path) -> dict[str, dict[str, Any]]:
+    """The last result of each model."""
+    lines = results.read_text().splitlines() if results.exists() else []
+    return {row["name"]: row for row in map(json.loads, lines)}
 
 
 def isolated(name: str) -> Result:

@@ -19,13 +19,24 @@ unlike kinds of device, and at two random places. Written by `make zoo`; a singl
 * **difference** is the largest of any value in any of the three cuts, relative to that value's size (a gradient's
   size counts as at least a thousandth of the model's largest gradient). In float64 1e-9 is allowed. Where a model
   cannot be compared in float64, ten times what one ulp of its input changes is allowed in float32; the reason is given.
+* **eval**: whether the stages were compared in eval mode too (the loss of a forward pass), or why they cannot be.
 * **refused** means that the compiler said what it cannot do, with a code, and wrote nothing. **FAIL** means that it
   made a plan that does not compute the same, or broke, or that the process ran out of its time or memory.
 """
 
 
-def render(rows: Sequence[Mapping[str, Any]], versions: Mapping[str, str], memory_gb: float) -> str:
-    """The page."""
+def render(
+    rows: Sequence[Mapping[str, Any]], versions: Mapping[str, str], memory_gb: float, *, models: int, current: int
+) -> str:
+    """The page.
+
+    Args:
+        rows: Results, library by library.
+        versions: Of the libraries.
+        memory_gb: Limit of a process.
+        models: How many the zoo has.
+        current: How many results come from the code as it is.
+    """
     passed = [r for r in rows if r["outcome"] == "pass"]
     refused = [r for r in rows if r["outcome"] == "refused"]
     failed = [r for r in rows if r["outcome"] == "FAIL"]
@@ -40,6 +51,15 @@ def render(rows: Sequence[Mapping[str, Any]], versions: Mapping[str, str], memor
         f" {len(failed)} fail. {exact} are equal bit for bit;"
         f" {sum(r['dtype'] == 'float32' for r in passed)} are compared in float32.\n",
     ]
+    if len(rows) < models:
+        parts.append(
+            f"The run is not complete: {models - len(rows)} of the zoo's {models} models have no result yet.\n"
+        )
+    if current < len(rows):
+        parts.append(
+            f"{len(rows) - current} of the results come from earlier states of the compiler;"
+            " `make zoo` runs those anew.\n"
+        )
     if refused or failed:
         parts += ["## Not passed\n", "| model | result | code | reason |", "|--|--|--|--|"]
         parts += [f"| {r['name']} | {r['outcome']} | {r['code']} | {_cell(r['reason'])} |" for r in (*failed, *refused)]
@@ -53,7 +73,9 @@ def render(rows: Sequence[Mapping[str, Any]], versions: Mapping[str, str], memor
     return "\n".join(parts)
 
 
-_TABLE = "| model | parameters | stages | largest difference | compared in | result | |\n|--|--:|--|--:|--|--|--|"
+_TABLE = (
+    "| model | parameters | stages | largest difference | compared in | eval | result | |\n|--|--:|--|--:|--|--|--|--|"
+)
 
 
 def _row(row: Mapping[str, Any]) -> str:
@@ -62,7 +84,7 @@ def _row(row: Mapping[str, Any]) -> str:
     notes = "; ".join(filter(None, (row["note"], _cell(row["reason"]) if row["outcome"] == "pass" else row["code"])))
     return (
         f"| {row['name'].partition(':')[2]} | {_count(row['parameters'])} | {stages} | {difference} | {row['dtype']}"
-        f" | {row['outcome']} | {notes} |"
+        f" | {_cell(row.get('evaluation', ''))} | {row['outcome']} | {notes} |"
     )
 
 

@@ -1,0 +1,48 @@
+"""The planner's passes for given options, and the explanation of what they made. Needs no torch."""
+
+from __future__ import annotations
+
+from hetpipe_compiler.codegen.explain_plan import Explained, explain_plan
+from hetpipe_compiler.ir.cluster import Cluster
+from hetpipe_compiler.options import CompileOptions
+from hetpipe_compiler.passes.allocate import Allocation
+from hetpipe_compiler.passes.base import Compilation, Pass
+from hetpipe_compiler.passes.concurrency import PlannedWorker
+from hetpipe_compiler.passes.planning import AutoAllocate, MakeSchedule, Partition, Verify, is_auto, plan_workers
+
+
+def planning_passes(options: CompileOptions) -> tuple[Pass, ...]:
+    """From the chain on. Any policy but ``auto`` has run before."""
+    given = (options.nm, options.staleness, options.placement, options.splits, options.objective)
+    auto = (AutoAllocate(*given),) if is_auto(options.policy) else ()
+    return (*auto, Partition(*given), MakeSchedule(options.staleness), Verify())
+
+
+def plan_explanation(compilation: Compilation, options: CompileOptions) -> str | None:
+    """The text for ``--explain-plan``; None if it is not asked for."""
+    if not options.explain_plan:
+        return None
+    chain, allocation, workers = compilation.chain, compilation.allocation, compilation.workers
+    assert chain is not None
+    assert allocation is not None
+    assert workers is not None
+
+    def replan(cluster: Cluster, allocation: Allocation, nm: int | None) -> tuple[PlannedWorker, ...]:
+        assert chain is not None
+        return plan_workers(
+            chain, cluster, allocation, nm=nm, staleness=options.staleness, placement=options.placement,
+            splits=options.splits, objective=options.objective,
+        )  # fmt: skip
+
+    return explain_plan(
+        Explained(
+            chain=chain,
+            cluster=compilation.cluster,
+            allocation=allocation,
+            workers=workers,
+            replan=replan,
+            staleness=options.staleness,
+            overlapped=options.objective == "overlapped",
+            asked_nm=options.nm is not None,
+        )
+    )
