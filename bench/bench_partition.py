@@ -73,7 +73,7 @@ def test_operator_graph_of_2001(benchmark):
     assert plan.optimal
 
 
-@pytest.mark.parametrize("budget", [150_000_000, 2_000_000_000, 10_000_000_000])
+@pytest.mark.parametrize("budget", [150_000_000, 3_000_000_000])
 def test_graph_with_36402_closed_sets(benchmark, budget):
     """6 devices of 3 kinds: a bounded answer, and the exact one."""
     chain = inception_graph()

@@ -6,7 +6,7 @@ All virtual workers run the same number of minibatches in flight; groups may hav
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hetpipe_compiler.errors import ClusterError
@@ -51,8 +51,8 @@ class Allocation:
     policy: str
     groups: tuple[Group, ...]
     unused: tuple[Device, ...]
-    runners_up: tuple[RunnerUp, ...] = ()
-    bound_samples_per_s: float | None = None
+    runners_up: tuple[RunnerUp, ...] = field(default=(), repr=False)
+    bound_samples_per_s: float | None = field(default=None, repr=False)
 
 
 def allocate(cluster: Cluster, policy: str | Path) -> Allocation:

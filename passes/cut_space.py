@@ -21,6 +21,7 @@ from hetpipe_compiler.passes.sweep import (
     SetArrays,
     TailArrays,
     Walk,
+    first_stage_within,
     least_bottleneck,
     least_communication,
     new_stages,
@@ -32,6 +33,7 @@ from hetpipe_compiler.passes.work_bound import work_bound
 MAX_ENTRIES = 60_000_000
 #: The worth of all nodes, in whole units: sums are then exact, whatever the order.
 _UNITS = 1 << 40
+_NO_LIMIT = 1 << 62
 #: Bottlenecks closer than this are equal: sums in another order differ by as much.
 ROUNDING = 1e-12
 
@@ -89,7 +91,12 @@ class CutSpace:
         Raises:
             OutOfBudgetError: Nothing is known.
         """
-        return self._least_bottleneck(nm, rule, cap, budget, overflow=False)
+        least, _, work = self._least_bottleneck(nm, rule, cap, budget, overflow=False, with_plan=False)
+        return least, work
+
+    def fastest_within(self, nm: int, rule: InFlightRule, cap: float, budget: int) -> tuple[float, Cut | None, int]:
+        """The same with some plan that reaches it; its communication and memory are not known (infinite)."""
+        return self._least_bottleneck(nm, rule, cap, budget, overflow=False, with_plan=True)
 
     def best_within(self, nm: int, rule: InFlightRule, bound: float, budget: int) -> tuple[Cut, int]:
         """Among the plans within ``bound``, which must exist, the first in (communication, memory); and the work done.
@@ -101,13 +108,12 @@ class CutSpace:
 
     def least_overflow(self, nm: int, rule: InFlightRule) -> Cut | None:
         """The plan whose worst stage exceeds its device's memory least; None if there is no plan at all."""
-        budget = 1 << 62
-        overflow, _ = self._least_bottleneck(nm, rule, np.inf, budget, overflow=True)
-        return self._best_within(nm, rule, overflow, budget, overflow=True)[0] if np.isfinite(overflow) else None
+        overflow, _, _ = self._least_bottleneck(nm, rule, np.inf, _NO_LIMIT, overflow=True, with_plan=False)
+        return self._best_within(nm, rule, overflow, _NO_LIMIT, overflow=True)[0] if np.isfinite(overflow) else None
 
     def _least_bottleneck(
-        self, nm: int, rule: InFlightRule, cap: float, budget: int, *, overflow: bool
-    ) -> tuple[float, int]:
+        self, nm: int, rule: InFlightRule, cap: float, budget: int, *, overflow: bool, with_plan: bool
+    ) -> tuple[float, Cut | None, int]:
         tails, entries = self._tail_arrays(np.inf if overflow else cap)
         memory = self._memory_arrays(nm, rule)
         rest = np.full(entries, np.inf)
@@ -115,7 +121,44 @@ class CutSpace:
         least, work = least_bottleneck(*(*inputs, rest, self.exact_stages, cap, self.overlapped, overflow, budget))
         if work > budget:
             raise OutOfBudgetError
-        return float(least), int(work)
+        cut = self._plan_of(inputs, rest, float(least)) if with_plan and np.isfinite(least) else None
+        return float(least), cut, int(work)
+
+    def _plan_of(self, inputs: tuple[Any, ...], rest: FloatArray, least: float) -> Cut:
+        """Follow R, which a sweep has filled, along stages within ``least``."""
+        bound, ends, order = least * (1 + ROUNDING), [0], list[int]()
+        following, into = np.arange(len(self.tails)), 0
+        while ends[-1] < len(self.sets) - 1:
+            for tail in following:
+                length = int(self.tails.stages[tail])
+                if not order and self.exact_stages not in (0, length):
+                    continue
+                if (
+                    order
+                    and self.devices.link_between[self.tails.first_class[order[-1]], self.tails.first_class[tail]]
+                    != into
+                ):
+                    continue
+                end, out = first_stage_within(ends[-1], int(tail), into, *(*inputs, rest, bound, self.overlapped))
+                if end >= 0:
+                    break
+            else:
+                raise AssertionError("a sweep's values lead nowhere")
+            ends.append(int(end))
+            order.append(int(tail))
+            into = int(out)
+            following = self.tails.successors[self.tails.starts[tail] : self.tails.starts[tail + 1]]
+        return self._cut(ends[1:], order, least, float("inf"), _NO_LIMIT)
+
+    def _cut(self, ends: list[int], order: list[int], objective: float, moved_ms: float, memory: int) -> Cut:
+        """The plan whose stages end at the sets ``ends`` and begin the tails ``order``."""
+        stages, before = [], frozenset[int]()
+        for index in ends:
+            nodes = frozenset(self.sets.nodes(index))
+            stages.append(tuple(sorted(b for node in nodes - before for b in self.graph.members[node])))
+            before = nodes
+        classes = tuple(int(self.tails.first_class[tail]) for tail in order)
+        return Cut(tuple(stages), classes, objective, moved_ms, memory)
 
     def _best_within(
         self, nm: int, rule: InFlightRule, bound: float, budget: int, *, overflow: bool
@@ -136,13 +179,7 @@ class CutSpace:
         if work > budget:
             raise OutOfBudgetError
         ends, order = _follow(int(root), int(end), int(out), tails, rest)
-        stages, before = [], frozenset[int]()
-        for index in ends:
-            nodes = frozenset(self.sets.nodes(index))
-            stages.append(tuple(sorted(b for node in nodes - before for b in self.graph.members[node])))
-            before = nodes
-        classes = tuple(int(self.tails.first_class[tail]) for tail in order)
-        return Cut(tuple(stages), classes, float(bound), float(moved_ms), int(held)), int(work)
+        return self._cut(ends, order, float(bound), float(moved_ms), int(held)), int(work)
 
     def _inputs(self, tails: TailArrays, memory: MemoryArrays) -> tuple[Any, ...]:
         nodes, count = self.graph.arrays, len(self.sets)

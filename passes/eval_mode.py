@@ -182,10 +182,8 @@ class _Comparison:
 
     def _constant(self, value: torch.Tensor) -> fx.Node | None:
         for ours, node in self._constants:
-            if ours.dtype == value.dtype and ours.shape == value.shape and not value.is_meta and not ours.is_meta:
-                same = ours == value
-                if bool((same | ((ours != ours) & (value != value))).all()):
-                    return node
+            if _same_numbers(ours, value):
+                return node
         return None
 
     def _find(self, node: fx.Node, at: int) -> fx.Node | None:
@@ -324,6 +322,16 @@ def constants_differ(ours: Any, theirs: Any) -> bool:
         return constants_differ([ours.start, ours.stop, ours.step], [theirs.start, theirs.stop, theirs.step])
     same = type(ours) is type(theirs) and (ours == theirs or (ours != ours and theirs != theirs))
     return not same
+
+
+def _same_numbers(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """NaN is NaN, and 0 is not -0."""
+    if a.dtype != b.dtype or a.shape != b.shape or a.is_meta or b.is_meta:
+        return False
+    if a.is_complex():
+        a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
+    same = (a == b) & (torch.signbit(a) == torch.signbit(b))
+    return bool((same | ((a != a) & (b != b))).all())
 
 
 def _holds_nodes(value: Any) -> bool:

@@ -41,7 +41,7 @@ MAX_SETS = 200_000
 #: Where there are more than these, a band with so many is searched first.
 BAND_SETS = 4_000
 #: Work of one search over all orders: about a minute of one core.
-BUDGET = 2_000_000_000
+BUDGET = 3_000_000_000
 
 
 @dataclass(frozen=True)
@@ -153,23 +153,19 @@ class Search:
         proven, budget = self.lower_bound_ms, self.budget
         try:
             for space, complete in self.graphs:
-                improved = False
                 for cap in _caps(proven, least):
-                    reached, work = space.least_bottleneck(nm, rule, cap, budget)
+                    reached, cut, work = space.fastest_within(nm, rule, cap, budget)
                     budget -= work
-                    if np.isfinite(reached):
-                        least, improved = reached, True
+                    if cut is not None:
+                        least, held = reached, cut
                         break
                     proven = cap if complete else proven
                 if complete and np.isinf(least):
                     return None
                 proven = least if complete else proven
-                if improved or complete:
-                    # A sweep within the least bottleneck is no more work than the one that found it.
-                    limit = _NO_LIMIT if improved else budget
-                    best, work = space.best_within(nm, rule, least * (1 + ROUNDING), limit)
-                    budget -= work
-                    held = best if improved or held is None or _better(best, held) else held
+                if complete and held is not None:
+                    best, work = space.best_within(nm, rule, least * (1 + ROUNDING), budget)
+                    held = best if _better(best, held) else held
         except OutOfBudgetError:
             pass
         if held is None:

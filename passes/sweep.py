@@ -429,6 +429,49 @@ def least_bottleneck(
 
 
 @numba.njit(cache=True)
+def first_stage_within(
+    start: int,
+    tail: int,
+    into: int,
+    sets: SetArrays,
+    nodes: NodeArrays,
+    tails: TailArrays,
+    devices: DeviceArrays,
+    memory: MemoryArrays,
+    walk: Walk,
+    stages: Stages,
+    rest: FloatArray,
+    bound: float,
+    overlapped: bool,
+) -> tuple[int, int]:
+    """After `least_bottleneck`: where a first stage of ``tail`` can end and the link after it, all within ``bound``.
+
+    Of several the one that moves least, (-1, -1) if there is none.
+    """
+    a, length = tails.first_class[tail], tails.stages[tail]
+    usable, useful = np.zeros(devices.available.shape[0], dtype=np.bool_), np.ones(walk.stamp.shape[0], dtype=np.bool_)
+    usable[a] = True
+    walk.stamp[:] = -1
+    most_available = int(devices.available.max())
+    count, _ = _reach(start, sets, nodes, memory, most_available, usable, bound, useful, walk)
+    kept = _on_class(a, start, count, sets, devices, memory, bound, overlapped, False, walk, stages)
+    slot = memory.slot_of[length - 1] if start > 0 or length == 1 else memory.first_slot
+    low, size = tails.rest_low[tail], tails.rest_high[tail] - tails.rest_low[tail]
+    links = devices.bytes_per_ms.shape[0]
+    end, after, least = -1, -1, np.inf
+    for out in range(links):
+        for s in range(kept):
+            at = stages.end[s] - low
+            if stages.slots[s] <= slot or at < 0 or at >= size:
+                continue
+            pair = into * links + out
+            fits = stages.stage_ms[pair, s] <= bound and rest[tails.rest_at[tail] + out * size + at] <= bound
+            if fits and stages.moved_ms[pair, s] < least:
+                end, after, least = stages.end[s], out, stages.moved_ms[pair, s]
+    return end, after
+
+
+@numba.njit(cache=True)
 def _least_moved(
     tail: int,
     slot: int,

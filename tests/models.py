@@ -593,6 +593,38 @@ class Checkpointed(nn.Module):
         return self.head(h)
 
 
+class DropPath(nn.Module):
+    """Residual branches that training leaves out at random, per sample, and dropout around them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            h = torch.tanh(layer(F.dropout(x, 0.2, self.training)))
+            if self.training:
+                h = h.div(0.8) * torch.empty(x.shape[0], 1, device=x.device).bernoulli_(0.8)
+            x = x + h
+        return self.head(x)
+
+
+class AuxiliaryHead(nn.Module):
+    """A second head that only training has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.side, self.head = nn.Linear(WIDTH, CLASSES), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        h = torch.relu(self.a(x))
+        side = self.side(h) if self.training else None
+        loss = F.cross_entropy(self.head(torch.relu(self.b(h))), labels)
+        return loss if side is None else loss + 0.3 * F.cross_entropy(side, labels)
+
+
 class LossWithState(nn.Module):
     """A loss with buffers of its own."""
 
@@ -633,7 +665,7 @@ KINDS: dict[str, Kind] = {
         for m in (
             InplaceNet, CompareInplace, FrozenLoRA, UnusedEven, MixedDtype, Autocast, NoGrad, BranchyDAG, OptionalArgs,
             ConstInForward, RandomInForward, NoInputFirst, CalledTwice, BufferWrites, WritesBatch, Parametrized,
-            OldWeightNorm, LazyCache, KeepsForPeople, FixedBatch, SizesCross, Layouts, Checkpointed,
+            DropPath, OldWeightNorm, LazyCache, KeepsForPeople, FixedBatch, SizesCross, Layouts, Checkpointed,
         )
     },
     "BNConvNet": Kind(BNConvNet, images, nn.CrossEntropyLoss(label_smoothing=0.1)),
@@ -641,6 +673,7 @@ KINDS: dict[str, Kind] = {
     "OptionalKeywords": Kind(OptionalArgs, keyword, nn.CrossEntropyLoss(), ["labels"]),
     "BigVocab": Kind(big_vocabulary, tokens, token_loss),
     "Identity": Kind(Identity, vectors, None),
+    "AuxiliaryHead": Kind(AuxiliaryHead, vectors, None),
     "EncoderDecoder": Kind(EncoderDecoder, lambda: (*tokens(), tokens()[1]), token_loss),
     "SameTensorTwice": Kind(TiedLM, lambda: (tokens()[0],) * 2, token_loss),
     "LossWithState": Kind(Mlp, vectors, LossWithState()),

@@ -184,6 +184,8 @@ def _report(plan: Plan, out: Path, json: bool) -> None:
         console.print(table)
     note = "" if plan.dynamic_batch else f" (batch size fixed at {plan.batch_size}: {plan.dynamic_batch_note})"
     console.print(f"written: {out}{note}", highlight=False, soft_wrap=True)
+    if plan.evaluation_note is not None:
+        console.print(f"for training only: {plan.evaluation_note}", highlight=False, soft_wrap=True)
 
 
 def main() -> Any:

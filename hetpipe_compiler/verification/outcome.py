@@ -9,6 +9,8 @@ import torch
 #: Gradients are compared relative to their own size, but not finer than to this share of the model's largest gradient:
 #: some are zero but for rounding (a bias before a norm).
 _FLOOR = 1e-3
+#: Large tensors are compared in pieces of so many numbers, to need no memory of their size.
+_PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,11 @@ def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
     """Largest absolute difference; infinite where only one side is finite. NaN equals NaN."""
     if not a.numel() or torch.equal(a, b):
         return 0.0
-    a, b = _numbers(a), _numbers(b)
+    pieces = zip(torch.split(_numbers(a).flatten(), _PIECE), torch.split(_numbers(b).flatten(), _PIECE), strict=True)
+    return max(_distance_of_pieces(one, other) for one, other in pieces)
+
+
+def _distance_of_pieces(a: torch.Tensor, b: torch.Tensor) -> float:
     known = torch.isfinite(a)
     strange = ~known
     if not torch.equal(known, torch.isfinite(b)) or not torch.equal(a[strange].nan_to_num(), b[strange].nan_to_num()):
@@ -90,10 +96,15 @@ def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def _size(tensor: torch.Tensor) -> float:
+    """Largest absolute value that is a number."""
     if not tensor.numel():
         return 0.0
-    numbers = _numbers(tensor)
-    return float(numbers[torch.isfinite(numbers)].abs().max()) if bool(torch.isfinite(numbers).any()) else 0.0
+    return max(_size_of_piece(piece) for piece in torch.split(_numbers(tensor).flatten(), _PIECE))
+
+
+def _size_of_piece(numbers: torch.Tensor) -> float:
+    finite = numbers[torch.isfinite(numbers)]
+    return float(finite.abs().max()) if finite.numel() else 0.0
 
 
 def _numbers(tensor: torch.Tensor) -> torch.Tensor:

@@ -74,3 +74,14 @@ def test_other_weights_and_a_plan_that_does_not_evaluate(tmp_path: Path) -> None
     with pytest.raises(RunError) as caught:
         ForwardOnly(folder, Plan.model_validate({**plan.model_dump(), "weights": False}))
     assert caught.value.code == "HP513"
+
+
+def test_a_plan_says_at_which_line_the_modes_part(tmp_path: Path) -> None:
+    model = Path(__file__).parents[1] / "golden" / "explained_model.py"
+    options = CompileOptions(policy="NP", nm=1)
+    plan = compile(model, cluster_of(1), tmp_path / "out", options=options).plan
+    line = next(at for at, text in enumerate(model.read_text().splitlines(), 1) if "h.tanh()" in text)
+    place = f"(aten.tanh.default at explained_model.py:{line})"
+    assert plan.evaluation_note == f"the model computes something else in eval mode {place}"
+    assert not plan.evaluation
+    assert Plan.load(tmp_path / "out") == plan

@@ -120,6 +120,17 @@ def test_samples_and_losses_are_exact_with_a_short_minibatch(tmp_path: Path) -> 
     assert all(gradient.shape == (BATCH, 16) for gradient in sent.values())
 
 
+def test_what_the_stage_module_raises_names_the_line(tmp_path: Path) -> None:
+    toy = two_stages(tmp_path / "p")
+    leaves = [leaf[..., :1] if leaf.is_floating_point() else leaf for leaf in make_batches(1, 1)[0][0]]
+    first = engine(toy, 0, Letters(), NoServer(), batches=lambda _: leaves)
+    with pytest.raises(RunError, match="stage 0 raised RuntimeError: ") as caught:
+        execute(first, "F1")
+    assert caught.value.code == "HP519"
+    assert f"({toy.plan.virtual_workers[0].stages[0].module}:" in str(caught.value.hint)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
 def test_finish_refuses_to_forget_a_minibatch(tmp_path: Path) -> None:
     toy = two_stages(tmp_path / "p")
     first = engine(toy, 0, Letters(), NoServer(), batches=lambda p: list(make_batches(1, p)[0][0]))

@@ -1,4 +1,4 @@
-"""A quick sample of the zoo across libraries and families: equal to eager at the planner's cut and two random ones."""
+"""A quick sample of the zoo across libraries and families: equal to eager at the planner's cut and a random one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SAMPLE = (
 
 @pytest.mark.parametrize("name", SAMPLE)
 def test_equal_to_eager(name: str) -> None:
-    found = zoo_check.check(name)
+    found = zoo_check.check(name, random_cuts=1, evaluation=False)
     assert found.outcome == "pass", f"{found.code} {found.reason}"
     assert found.difference is not None
     assert found.difference <= (found.allowed or 0.0)

@@ -109,12 +109,18 @@ def versions() -> dict[str, str]:
     return {m.__name__: str(m.__version__) for m in modules}
 
 
-def check(name: str) -> Result:
-    """Capture, cut, write, verify. Never raises: the result says what happened."""
+def check(name: str, *, random_cuts: int = 2, evaluation: bool = True) -> Result:
+    """Capture, cut, write, verify. Never raises: the result says what happened.
+
+    Args:
+        name: The model.
+        random_cuts: Cuts besides the planner's.
+        evaluation: Whether to look at eval mode too.
+    """
     start = time.perf_counter()
     result = Result(name, "FAIL", note=zoo_models.note(name))
     try:
-        _check(name, result)
+        _check(name, result, random_cuts, evaluation)
     except HetpipeError as error:
         # What verification finds is the compiler's fault, not a limit that it knows of.
         result.outcome = "FAIL" if error.code in ("HP120", "HP121") else "refused"
@@ -125,10 +131,10 @@ def check(name: str) -> Result:
     return result
 
 
-def _check(name: str, result: Result) -> None:
+def _check(name: str, result: Result, random_cuts: int, evaluation: bool) -> None:
     loaded = load_workload(HERE / "model.py", {"name": name})
     compilation = Compilation(Cluster.from_dict(CLUSTER))
-    compilation.captured = capture(loaded, evaluation=True)
+    compilation.captured = capture(loaded, evaluation=evaluation)
     result.parameters = sum(t.numel() for n, t in compilation.captured.meta.items() if n in _parameters(compilation))
     pipeline = Pipeline()
     front = (
@@ -143,7 +149,7 @@ def _check(name: str, result: Result) -> None:
         pipeline.run(step, compilation)
     result.evaluation = "yes" if compilation.captured.evaluation else str(compilation.captured.evaluation_note)
     verifier = Verifier(loaded, build_real(loaded, seed=0))
-    for split in (None, *_random_cuts(compilation, name)):
+    for split in (None, *_random_cuts(compilation, name)[:random_cuts]):
         stages, found = _verify(loaded, compilation, pipeline, verifier, split)
         result.stages = (*result.stages, stages)
         if (
@@ -194,4 +200,4 @@ def _verify(
 
 
 def _one_line(text: Any) -> str:
-    return " ".join(str(text).split())[:400]
+    return " ".join(str(text).replace(f"{ROOT}/", "").split())[:400]
