@@ -6,6 +6,7 @@
 3. A sweep looks for a plan below a cap only, and is the faster the lower the cap. Caps rise from the lower bound to
    what is held; one in vain proves that nothing lies below it (over all closed sets).
 4. Among the plans of least bottleneck: less communication, then less memory; the chain's own order if it is as good.
+   (Where the work left does not allow that last sweep: some plan of least bottleneck.)
 
 All work is counted, not timed, so that the answer does not depend on the machine. Where the work allowed is spent, or
 not all closed sets were searched, the answer is the best plan held, and its distance to the proven bound is known.
@@ -153,6 +154,7 @@ class Search:
         proven, budget = self.lower_bound_ms, self.budget
         try:
             for space, complete in self.graphs:
+                work = 0
                 for cap in _caps(proven, least):
                     reached, cut, work = space.fastest_within(nm, rule, cap, budget)
                     budget -= work
@@ -163,7 +165,8 @@ class Search:
                 if complete and np.isinf(least):
                     return None
                 proven = least if complete else proven
-                if complete and held is not None:
+                # A sweep for the tie-break takes about as much work as the last one: not begun where it cannot end.
+                if complete and held is not None and budget > work // 2:
                     best, work = space.best_within(nm, rule, least * (1 + ROUNDING), budget)
                     held = best if _better(best, held) else held
         except OutOfBudgetError:

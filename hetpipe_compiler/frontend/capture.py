@@ -87,7 +87,9 @@ def _example(loaded: LoadedWorkload, device: str) -> Any:
     return pytree.tree_map(lambda x: x.detach().to(device) if isinstance(x, torch.Tensor) else x, batch)
 
 
-def _capture_on(loaded: LoadedWorkload, model: torch.nn.Module, batch: Any, evaluation: bool) -> Captured | None:
+def _capture_on(
+    loaded: LoadedWorkload, model: torch.nn.Module, batch: Any, evaluation: bool = False
+) -> Captured | None:
     """Capture on the device of ``batch``; None if a real model must be looked at."""
     step = TrainingStep(loaded.workload, model, batch).train()
     tensors = tuple(leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor))

@@ -18,8 +18,8 @@ class Captured:
 
     Attributes:
         graph_module: ATen operators before autograd and functionalisation; parameters, buffers and constants are
-            ``get_attr`` nodes whose targets are keys of ``tensors``; placeholders are the batch's tensors; the output is
-            the loss.
+            ``get_attr`` nodes whose targets are keys of ``tensors``; placeholders are the batch's tensors; the output
+            is the loss.
         example: The example batch's tensor leaves on the meta device, in placeholder order.
         batch_leaves: For each placeholder, its index among all leaves of the batch.
         batch_size: Size of dimension 0 of the first leaf.
