@@ -40,7 +40,9 @@ def _no_rounding() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", params=list(CASES))
-def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[str, Any]]:
+def compiled(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path, dict[str, Any]]:
     settings, splits = CASES[request.param]
     example = request.param.split("-")[0]
     folder = tmp_path_factory.mktemp("plan") / "out"
@@ -51,7 +53,9 @@ def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return folder, model, settings
 
 
-def _model_and_batch(model: Path, settings: dict[str, Any], dtype: torch.dtype) -> tuple[TrainingStep, list[torch.Tensor]]:
+def _model_and_batch(
+    model: Path, settings: dict[str, Any], dtype: torch.dtype
+) -> tuple[TrainingStep, list[torch.Tensor]]:
     loaded = load_workload(model, settings)
     torch.manual_seed(0)
     batch = loaded.workload.example_batch()
