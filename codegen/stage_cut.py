@@ -1,8 +1,8 @@
 """What each stage of a partition holds, receives, returns and sends: the analysis behind the stage modules.
 
-A stage is an interval of the block chain. Values go straight from the stage that makes them to each stage that reads them; what
-does not depend on the batch is cloned; the batch itself is made by stage 0; a trainable parameter that several stages read
-belongs to the first of them and its value travels like an activation.
+A stage is an interval of the block chain. Values go straight from the stage that makes them to each stage that reads
+them; what does not depend on the batch is cloned; the batch itself is made by stage 0; a trainable parameter that
+several stages read belongs to the first of them and its value travels like an activation.
 """
 
 from __future__ import annotations

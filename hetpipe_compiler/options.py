@@ -53,8 +53,7 @@ class CompileOptions:
 
 @dataclass(frozen=True)
 class CompileResult:
-    """The plan, the seconds that each step took, and, if asked for, how far the stages are from the model, and why the plan
-    is as it is."""
+    """The plan and the seconds of each step; if asked for, what `--verify` found and the text of `--explain-plan`."""
 
     plan: Plan
     seconds: dict[str, float]

@@ -1,7 +1,7 @@
 """The planner's view of a model: a chain of blocks with costs, the values between them, and what stays in memory.
 
-The passes up to `coarsen` make it from an fx graph; a profiled graph file makes it directly. Everything after (partition,
-concurrency, simulation) reads nothing else, so plans can be made without a model.
+The passes up to `coarsen` make it from an fx graph; a profiled graph file makes it directly. Everything after
+(partition, concurrency, simulation) reads nothing else, so plans can be made without a model.
 """
 
 from __future__ import annotations
@@ -71,16 +71,16 @@ class BlockChain:
         backward_ms: The same for the backward pass.
         measured: Per device kind, whether each block's times were measured (else estimated); a bool: all, or none.
         values: What crosses when the chain is cut.
-        parameters: Trainable parameter bytes (a tied parameter: one entry with its owner's block, and a value that carries
-            it to the others).
+        parameters: Trainable parameter bytes (a tied parameter: one entry with its owner's block, and a value that
+            carries it to the others).
         frozen: Bytes of frozen parameters, buffers and constants: resident once, no gradient, no versions.
         saved: Storages that autograd keeps from a forward until its backward, per minibatch in flight.
         optimizer_factor: Bytes of optimizer state per byte of trainable parameter.
-        resident: Bytes that each block occupies where a profiled graph says so itself (``resident_bytes``): then a stage's
-            memory is their sum and nothing else.
+        resident: Bytes that each block occupies where a profiled graph says so itself (``resident_bytes``): then a
+            stage's memory is their sum and nothing else.
         colocate: Groups of blocks (ascending indices) that must share a stage.
-        ends_fixed: Whether block 0 must be in the first stage and the last block in the last one: a model's batch enters
-            the one, its loss leaves the other.
+        ends_fixed: Whether block 0 must be in the first stage and the last block in the last one: a model's batch
+            enters the one, its loss leaves the other.
     """
 
     name: str

@@ -1,4 +1,6 @@
-"""The plan: what hetpipe-compile decides, and all that hetpipe-inspect and hetpipe-run need to know. Written as ``plan.json``.
+"""The plan: what hetpipe-compile decides, and all that hetpipe-inspect and hetpipe-run need to know.
+
+It is written as ``plan.json``.
 
 Stages and virtual workers count from 0. Milliseconds are for one minibatch; bytes are bytes.
 """
@@ -24,8 +26,8 @@ class Port(_Model):
 
     Attributes:
         name: Its name in the stage modules (an fx node's name; for a shared parameter, a name made from it).
-        kind: ``tensor``, ``parameter`` (the value of a shared parameter, sent by its owner) or ``scalar`` (int, float or bool,
-            which rides in the message's header).
+        kind: ``tensor``, ``parameter`` (the value of a shared parameter, sent by its owner) or ``scalar`` (int, float
+            or bool, which rides in the message's header).
         source: Stage that makes it. The batch itself is made by stage 0.
         shape: For tensors; a string is a size that may differ from batch to batch.
         dtype: Torch's name without ``torch.``, or ``int``/``float``/``bool`` for a scalar.
@@ -68,14 +70,14 @@ class Stage(_Model):
     Attributes:
         nodes: fx nodes (or ids of a profiled graph) it runs, in order.
         blocks: Half-open interval of the block chain.
-        module: Path of its Python file in the plan folder, and of the class in it; None in a plan made from a profiled graph.
+        module: Path of its Python file in the plan folder; None in a plan made from a profiled graph.
         measured: Whether all of its forward and backward times were measured; ``measured_share``: the share of them.
         stage_ms: What the partitioner balances: forward + backward + receiving activations and gradients.
         memory_bytes: ``total`` and ``capacity`` of the device, and the parts that make up the total.
         receives_bytes: Activations and gradients received per minibatch.
         in_flight: w_s, minibatches between F and B on this stage.
-        inputs: Ports it receives, in the order of the module's arguments (stage 0: the batch's tensors come first, with source 0).
-        outputs: Ports it makes for later stages, in the order of what the module returns (the last stage's loss comes last).
+        inputs: Ports it receives, in the order of the module's arguments (stage 0: the batch's tensors, with source 0).
+        outputs: Ports it makes for later stages, in the order of what the module returns (last stage: the loss last).
         sends: Later stage -> names sent there straight away after a forward.
         parameters, buffers: Names (of `Plan.parameters` and `Plan.buffers`) that live here.
     """

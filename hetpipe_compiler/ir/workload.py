@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Workload:
-    """A training job. ``workload()`` in model.py returns one; ``--set batch_size=64`` calls ``workload(batch_size=64)``.
+    """A training job, as ``workload()`` in model.py returns it; ``--set lr=0.1`` calls ``workload(lr=0.1)``.
 
     Attributes:
         model: Builds the model. Called on the meta device to plan, and once for real to make the initial weights.

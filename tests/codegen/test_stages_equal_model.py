@@ -33,7 +33,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[tuple[str | int, ...], ...] | None]
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_rounding() -> Iterator[None]:
-    """transformers' loss rounds its logits to float32, where nothing can be asked to 1e-9: keep the model's own dtype."""
+    """transformers' loss rounds its logits to float32, where nothing is equal to 1e-9: keep the model's own dtype."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "float", lambda self: self)
         yield

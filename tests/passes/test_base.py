@@ -50,7 +50,7 @@ def test_runs_times_and_dumps() -> None:
     assert started == ["group", "writing"]
     assert list(pipeline.seconds) == ["group", "writing"]
     assert all(seconds >= 0 for seconds in pipeline.seconds.values())
-    assert dumped == [("group", "Allocation(policy='ED', groups=(), unused=())")]
+    assert dumped == [("group", str(Allocation("ED", (), ())))]
 
 
 def test_an_unmet_requirement_is_our_bug() -> None:

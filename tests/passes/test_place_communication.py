@@ -81,7 +81,7 @@ def test_messages_are_complete_and_in_order(case: Case, minibatches: int) -> Non
 @settings(deadline=None, max_examples=150)
 @given(cases(), lengths)
 def test_buffered_sends_never_hang_and_keep_their_order(case: Case, minibatches: int) -> None:
-    """Sends return at once; a receive waits for the next message of its pair and kind, which must be the one it wants."""
+    """Sends return at once; a receive waits for the next message of its pair and kind: the one it wants."""
     complete = communicated_programs(case.programs, case.costs, minibatches)
     stages = range(len(complete))
     programs = [list(buffered_instructions(case.programs, case.costs, minibatches, s)) for s in stages]
