@@ -26,7 +26,7 @@ demo: $(EXAMPLES_INSTALLED) ## Compile examples/digits for a mixed cluster and t
 	$(BIN)/hetpipe-run $(DEMO)/plan --epochs $(EPOCHS) --seed 0 -o $(DEMO)/run
 
 test: $(DEV_INSTALLED) ## Run the tests
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 lint: $(DEV_INSTALLED) ## Check style and types
 	$(BIN)/ruff check .

@@ -42,7 +42,7 @@ def residual_chain(blocks: int, seed: int = 0, batch_size: int = 32) -> BlockCha
 
 
 def paper_cluster() -> Cluster:
-    """Four nodes of four equal cards each (spec section 6)."""
+    """Four nodes of four equal cards each."""
     nodes = []
     for index, (name, gib, speed) in enumerate(_PAPER_KINDS):
         kind = DeviceKind(name, gib * _GIB, speed, None, None, None, 500.0, 0.5, 0.7, 5.0, 600 << 20, "benchmark")

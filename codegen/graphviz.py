@@ -81,11 +81,6 @@ def plan_dot(plan: Plan, graph: Sequence[GraphNode], *, vw: int | None = None, o
     return str(dot.source)
 
 
-def write_dot(text: str, path: Path) -> None:
-    """Write dot text; the folder must exist."""
-    path.write_text(text, encoding="utf-8")
-
-
 def draw(dot_path: Path, picture: Path, kind: str, *, time_limit_s: float = TIME_LIMIT_S) -> None:
     """Draw ``dot_path`` with Graphviz into ``picture``; ``kind``: ``svg`` or ``png``. The .dot stays in any case.
 

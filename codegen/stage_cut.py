@@ -7,6 +7,7 @@ several stages read belongs to the first of them and its value travels like an a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -183,7 +184,7 @@ class _Cutter:
         if not isinstance(value, torch.Tensor) or value.dim() != len(concrete):
             return concrete
         return tuple(
-            str(size).replace(self._symbol, "batch") if _is_symbol(size) and self._symbol else at
+            re.sub(rf"\b{self._symbol}\b", "batch", str(size)) if _is_symbol(size) and self._symbol else at
             for size, at in zip(value.shape, concrete, strict=True)
         )
 

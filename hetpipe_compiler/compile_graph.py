@@ -92,7 +92,7 @@ def _needs_model(options: CompileOptions) -> list[str]:
         "--profile": bool(options.profiles),
         "--export-graph": options.export_graph is not None,
     }
-    passes = {"normalize", "annotate_cost", "apply_profile", "fuse_atomic"} & options.dump_after
+    passes = {"normalize", "eval_mode", "annotate_cost", "apply_profile", "fuse_atomic"} & options.dump_after
     return [name for name, there in given.items() if there] + [f"--dump-after {name}" for name in sorted(passes)]
 
 

@@ -75,8 +75,6 @@ def compile(
         model_built = build_real(loaded, options.seed) if options.weights else None
         on_meta = model_built is not None and any(p.is_meta for p in model_built.parameters())
         weights = model_weights(model_built, captured) if model_built is not None and not on_meta else None
-    if options.export_graph is not None:
-        _export(options.export_graph, compilation)
     request = PlanRequest(
         options.staleness, options.placement, options.update_scale, options.seed, weights=weights is not None
     )
@@ -91,6 +89,8 @@ def compile(
                 found.append(held.verify(folder))
 
         write_artifact(out, built, schedule, loaded, captured, costs, weights, check if options.verify else None)
+    if options.export_graph is not None:
+        _export(options.export_graph, compilation)
     explained = plan_explanation(compilation, options)
     return CompileResult(built.plan, pipeline.seconds, found[0] if found else None, explained)
 

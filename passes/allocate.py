@@ -1,4 +1,4 @@
-"""Allocation: which devices make up which virtual worker (spec section 5, the paper's resource allocator).
+"""Allocation: which devices make up which virtual worker (the paper's resource allocator).
 
 All virtual workers run the same number of minibatches in flight; groups may have unequal sizes.
 """

@@ -3,8 +3,7 @@
 1. Components are taken in execution order, so every run of neighbours is convex.
 2. While there are more than ``max_blocks``: the block with the least time joins a neighbour (RaNNC's compaction, see
    `merge_blocks`).
-3. A model that has no more components than that is not coarsened, and the partition is optimal over its components'
-   order.
+3. A model that has no more components than that is not coarsened: a cut may then fall between any two of them.
 """
 
 from __future__ import annotations
@@ -163,7 +162,6 @@ class _Readers:
     """Which blocks read a node or an attribute, directly or through constants that they clone."""
 
     def __init__(self, captured: Captured, block_of: Mapping[str, int]) -> None:
-        self._block_of = block_of
         self._graph = captured.graph_module.graph
         self._of: dict[fx.Node, tuple[int, ...]] = {}
         for node in reversed(self._graph.nodes):

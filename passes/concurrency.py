@@ -1,4 +1,4 @@
-"""Concurrency: Nm, and for every virtual worker its partition and in-flight vector (spec section 2).
+"""Concurrency: Nm, and for every virtual worker its partition and in-flight vector.
 
 Rule:
     1. For each Nm from 1 on (or the one that is asked for), each virtual worker is partitioned under several in-flight

@@ -1,4 +1,4 @@
-"""What plain data parallelism would reach on the same cluster: the baseline of the paper, Horovod (spec section 6).
+"""What plain data parallelism would reach on the same cluster: the baseline of the paper, Horovod.
 
 A prediction with the same times and the same links as the plan's, so that the two compare.
 """

@@ -123,6 +123,6 @@ def _order(members: list[fx.Node], groups: nx.utils.UnionFind, loss: fx.Node) ->
     for node in members:
         contents[of_root[home[node]]].append(node)
     last = of_root[home[loss]] if loss in home else None
-    # The last node of a component is where the program has finished it: a component waits for its inputs only.
+    # A component is placed by its first node; the loss comes last.
     key = {c: (c == last, position[nodes[0]]) for c, nodes in contents.items()}
     return [contents[c] for c in nx.lexicographical_topological_sort(merged, key=key.__getitem__)]

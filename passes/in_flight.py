@@ -1,4 +1,4 @@
-"""In-flight vectors: how many minibatches each stage may hold between F and B (spec section 2).
+"""In-flight vectors: how many minibatches each stage may hold between F and B.
 
 A vector is ``w_0 = Nm >= w_1 >= ... >= w_{K-1} = 1``; a pipeline of one stage has ``w_0 = 1`` whatever Nm. The
 partitioner needs the vector before it knows the number of stages, so it takes a *rule*: the count as a function of the

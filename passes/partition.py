@@ -1,4 +1,4 @@
-"""Partition: cut the block chain into stages for one virtual worker's devices (spec section 4).
+"""Partition: cut the block chain into stages for one virtual worker's devices.
 
 Rule:
     1. A stage is the difference of two nested closed sets of blocks (what a block reads is in the same stage or an

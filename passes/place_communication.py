@@ -2,7 +2,7 @@
 
 Sends just after their producer and receives just before their consumer are best for speed, but alone they deadlock
 when two stages both send first. So one global order of all computations and messages is made, and each stage's program
-is its projection onto that stage: then even blocking sends cannot wait in a circle (spec section 2, last paragraph).
+is its projection onto that stage: then even blocking sends cannot wait in a circle.
 
 The order comes from running the programs with blocking sends:
 

@@ -1,6 +1,6 @@
 """Placement: the node whose parameter server holds each parameter, and the host memory a server needs.
 
-Spec sections 3 and 5.
+The paper calls the two placements ED-local and round-robin.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Memory of a stage: the one formula that the partitioner searches with and the report prints.
 
-With P the trainable parameter bytes of a stage and w its minibatches in flight (spec section 2):
+With P the trainable parameter bytes of a stage and w its minibatches in flight:
 
 ==============  ============================================================================================
 part            bytes

@@ -8,7 +8,7 @@ several lengths (short last waves among them) and checks of every stage of every
 3. at F(p) the updates of minibatches up to p - Nm are done: no own update older than a wave is missed (HP432);
 4. at most w_s minibatches are between F and B: the memory that was planned suffices (HP433);
 5. each wave is pushed once, in order, after its last update (HP434);
-6. at F(p) a pull has made sure of the clock R(p) of spec section 3's start rule (HP435);
+6. at F(p) a pull has made sure of the clock R(p) of the start rule (HP435);
 7. nothing waits for ever: with blocking sends, and with pulls that wait for the pushes of all virtual workers (HP436,
    HP437).
 
@@ -37,7 +37,7 @@ def proof_lengths(nm: int, staleness: int) -> tuple[int, ...]:
 
 
 def required_clock(p: int, nm: int, staleness: int) -> int:
-    """R(p): how many waves of all virtual workers the weights of F(p) must hold (spec section 3, start rule)."""
+    """R(p): how many waves of all virtual workers the weights of F(p) must hold."""
     missing_at_most = (staleness + 1) * nm + nm - 1
     return -(-max(0, p - missing_at_most) // nm)
 

@@ -1,6 +1,6 @@
 """Batches for stage 0 of a virtual worker: a function of (seed, virtual worker, minibatch), checked against the plan.
 
-An epoch is as long as the largest shard; a shorter shard wraps round within it (spec section 3).
+An epoch is as long as the largest shard; a shorter shard wraps round within it.
 """
 
 from __future__ import annotations
@@ -180,7 +180,8 @@ class BatchSource:
             generator = torch.Generator().manual_seed(data_seed(self._seed, 0, 0))
             leaves = [_filled(leaf, generator) for leaf in pytree.tree_leaves(self._example)]
             self._filled = self._checked(pytree.tree_unflatten(leaves, pytree.tree_structure(self._example)), 1)
-        return self._filled
+        # Copies: forward may write into its batch, and each minibatch starts from the example.
+        return [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in self._filled]
 
     def _checked(self, batch: Any, minibatch: int) -> list[Any]:
         where = f"vw{self._vw}, batch of minibatch {minibatch}"

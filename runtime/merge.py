@@ -1,4 +1,4 @@
-"""Buffers that training changes (BatchNorm statistics), merged over the virtual workers (spec section 3)."""
+"""Buffers that training changes (BatchNorm statistics), merged over the virtual workers."""
 
 from __future__ import annotations
 

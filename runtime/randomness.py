@@ -1,4 +1,4 @@
-"""Seeds: every random number of a run is a function of the run's seed and of where it is used (spec section 3)."""
+"""Seeds: every random number of a run is a function of the run's seed and of where it is used."""
 
 from __future__ import annotations
 

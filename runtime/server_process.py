@@ -193,10 +193,11 @@ def serve(run: Path, node: str) -> None:
     job = Job.load(run)
     plan = Plan.load(job.plan)
     with child_process(job, server_name(node)) as events:
-        weights = load_weights(plan, job.weights, [name for name, at in parameter_nodes(plan).items() if at == node])
+        names = [name for name, at in parameter_nodes(plan).items() if at == node]
         n = len(plan.virtual_workers)
+        # Not bound to a name here: the shard alone decides how long it keeps the initial weights.
         shard = ParameterShard(
-            weights,
+            load_weights(plan, job.weights, names),
             n,
             scale=plan.update_scale,
             staleness=plan.staleness,

@@ -1,6 +1,6 @@
 """Weight versions of one stage: a master that the optimizer steps on, and a ring of slots that F and B use.
 
-``F(p)`` and ``B(p)`` use the same weights (spec section 2), while updates of other minibatches land in between.
+``F(p)`` and ``B(p)`` use the same weights, while updates of other minibatches land in between.
 Autograd saves parameters by reference, so each version that a pending backward needs is a tensor of its own. A slot
 that a pending backward holds is never written: that is counted here, because a write through ``.data`` or a message
 that arrives in place would go unnoticed by autograd and give wrong gradients.

@@ -32,7 +32,6 @@ class Original:
     """
 
     def __init__(self, loaded: LoadedWorkload, model: torch.nn.Module, seed: int) -> None:
-        self._loaded = loaded
         self._seed = seed
         self.model = model
         self.draws = 0

@@ -1,4 +1,4 @@
-"""The default schedule: static pipelining under Wave Synchronous Parallel (spec sections 2 and 3)."""
+"""The default schedule: static pipelining under Wave Synchronous Parallel."""
 
 from __future__ import annotations
 

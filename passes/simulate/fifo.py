@@ -1,4 +1,4 @@
-"""The paper's order of work inside a virtual worker, for comparison with the static program (spec section 2).
+"""The paper's order of work inside a virtual worker, for comparison with the static program.
 
 Forwards run in minibatch order, and so do backwards; between a runnable forward and a runnable backward the one that
 became runnable first runs, the backward on a tie. At most Nm minibatches are in flight. The last stage runs forward and

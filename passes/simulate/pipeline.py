@@ -1,4 +1,4 @@
-"""How fast one virtual worker's pipeline runs under the static program (spec section 2, "Our default program").
+"""How fast one virtual worker's pipeline runs under the static program.
 
 Stage s runs ``F(1) ... F(w_s)`` and then ``B(p) F(p + w_s)`` for ever, in that order and nothing else. A message takes
 its time on a link of its own, beside the computations. So every start is a maximum of ends plus constants, and the

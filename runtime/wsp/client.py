@@ -1,6 +1,6 @@
 """Wave Synchronous Parallel on the side of a stage: its own updates, and what pulled weights make of the local ones.
 
-Spec section 3. A stage adds its own updates to its weights at once and unscaled; only the servers scale. Own sums stay
+A stage adds its own updates to its weights at once and unscaled; only the servers scale. Own sums stay
 until the pulled weights of every parameter contain them.
 """
 
@@ -23,7 +23,7 @@ def wave_of(minibatch: int, nm: int) -> int:
 
 
 def required_clock(minibatch: int, nm: int, staleness: int) -> int:
-    """R(p): the clock that pulled weights must have reached before minibatch ``p`` starts (spec section 3)."""
+    """R(p): the clock that pulled weights must have reached before minibatch ``p`` starts."""
     return -(-max(0, minibatch - (staleness + 1) * nm - (nm - 1)) // nm)
 
 

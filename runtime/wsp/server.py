@@ -1,8 +1,6 @@
 """Wave Synchronous Parallel on the side of a parameter server: one shard of the parameters as a pure state machine.
 
-No sockets and no clock of its own: messages go in as calls, the replies that they set free come out as a list.
-Spec section 3.
-"""
+No sockets and no clock of its own: messages go in as calls, the replies that they set free come out as a list."""
 
 from __future__ import annotations
 
@@ -91,14 +89,14 @@ class ParameterShard:
         on_event: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         self._entries = {
-            name: _Entry(value.detach(), [0] * virtual_workers, history={0: value.detach()})
+            name: _Entry(value.detach(), [0] * virtual_workers, history={0: value.detach()} if reproducible else {})
             for name, value in weights.items()
         }
         self._virtual_workers = virtual_workers
         self._scale = scale
         self._staleness = staleness
         self._reproducible = reproducible
-        self._on_event = on_event or (_ignore)
+        self._on_event = on_event or (lambda _event: None)
         self._pulls: dict[tuple[int, int], list[tuple[tuple[str, ...], int]]] = {}
 
     @property
@@ -246,7 +244,3 @@ class ParameterShard:
             contains = min(entry.waves[vw] for entry in entries.values())
         self._on_event({"event": "pull", "vw": vw, "stage": stage, "need": need, "clock": clock, "contains": contains})
         return Reply(vw, stage, need, weights, clock, contains)
-
-
-def _ignore(_event: dict[str, Any]) -> None:
-    """No one listens."""

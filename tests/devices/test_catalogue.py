@@ -10,7 +10,7 @@ import yaml
 from hetpipe_compiler.devices.catalogue import load_catalogue
 from hetpipe_compiler.ir.config_file import parse_yaml
 
-# Spec section 6.
+# The paper's four cards.
 PAPER = {
     "titan-v": (5120, 1455, 12, 653, 14.9),
     "titan-rtx": (4608, 1770, 24, 672, 16.3),

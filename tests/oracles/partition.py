@@ -1,6 +1,6 @@
 """Brute force for the partitioner: every order of every subset of the devices, every nest of closed sets of blocks.
 
-Costs are summed value by value, straight from the specification (graph-format.md, spec sections 2 and 4); shares no
+Costs are summed value by value, straight from docs/graph-format.md; shares no
 code with the passes. Only the enumeration itself is compiled.
 """
 
@@ -39,7 +39,7 @@ def _transfer_ms(cluster, a, b, n_bytes):
 
 
 def stage_bytes(chain, cut, in_flight, device, own_sums=2):
-    """Memory of a stage, from the table of parts in the specification of the planner."""
+    """Memory of a stage, part by part."""
     if chain.resident is not None:
         return sum(chain.resident[b] for b in range(*cut))
     lo, hi = cut
@@ -214,7 +214,7 @@ def least_overflow(chain, devices, *, nm):
 
 
 def least_bottleneck_by_orders(chain, cluster, devices, *, nm, growth):
-    """The same least bottleneck for longer chains: for each order of devices the recurrence of spec section 4."""
+    """The same least bottleneck for longer chains: for each order of devices the plain recurrence."""
     n = len(chain.blocks)
     cuts = [(lo, hi) for lo in range(n) for hi in range(lo + 1, n + 1)]
     compute = {

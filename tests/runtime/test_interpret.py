@@ -167,7 +167,7 @@ def test_clock_log_breaks_no_bound(tmp_path: Path, nm: int, staleness: int, repr
     for e in forwards:
         p, in_flight = e["minibatch"], toy.in_flight[e["vw"]][e["stage"]]
         assert e["own"] == max(0, p - in_flight)
-        # Spec section 3, the start rule, written out again.
+        # The start rule, written out again.
         c = p // nm - 1 if p % nm == 0 else (p - 1) // nm - 1
         assert e["clock"] >= max(0, c - staleness)
         if reproducible:

@@ -1,4 +1,4 @@
-"""The default schedule is spec section 2's program with the gates of section 3."""
+"""The default schedule is the static program with its gates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The paper's FIFO order: the in-flight table of spec section 2, row by row."""
+"""The paper's FIFO order: its in-flight table, row by row."""
 
 from __future__ import annotations
 
