@@ -138,10 +138,11 @@ SCENARIOS: dict[str, Callable[[int], Any]] = {
 }
 
 
-def main(rank: int, port: int, folder: Path) -> None:
+def main(rank: int, folder: Path) -> None:
     """Run all scenarios as one rank; results or errors go to files."""
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
+    # A file, no port: one that was free a moment ago may be another test's by now.
+    store = dist.FileStore(str(folder / "store"), 2)
     for name, scenario in SCENARIOS.items():
         dist.init_process_group(
             "gloo", store=dist.PrefixStore(name, store), rank=rank, world_size=2, timeout=timedelta(seconds=30)
@@ -157,4 +158,4 @@ def main(rank: int, port: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    main(int(sys.argv[1]), Path(sys.argv[2]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -21,14 +20,10 @@ from hetpipe_compiler.runtime.transport.process_group import ProcessGroupMailbox
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Name.rank -> what the scenario returned there, or the error it raised as a dict."""
     folder = tmp_path_factory.mktemp("mailbox")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     script = Path(__file__).with_name("mailbox_scenarios.py")
     environment = dict(os.environ, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
     processes = [
-        subprocess.Popen([sys.executable, str(script), str(rank), str(port), str(folder)], env=environment)
-        for rank in range(2)
+        subprocess.Popen([sys.executable, str(script), str(rank), str(folder)], env=environment) for rank in range(2)
     ]
     for process in processes:
         assert process.wait(60) == 0
