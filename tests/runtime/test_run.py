@@ -217,7 +217,7 @@ def no_process_of(run: Path) -> bool:
 
 def test_a_killed_worker_ends_the_run_in_seconds(tmp_path: Path) -> None:
     result, seconds = failed_run(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)")
-    assert seconds < 10
+    assert seconds < 20
     assert result.stderr.count("error[") == 1
     assert "error[HP560]: vw0/stage0: the process ended by itself (signal SIGKILL), last seen at" in result.stderr
     assert "vw0-stage0.log" in result.stderr
@@ -226,7 +226,7 @@ def test_a_killed_worker_ends_the_run_in_seconds(tmp_path: Path) -> None:
 
 def test_a_raising_worker_is_named_with_its_traceback(tmp_path: Path) -> None:
     result, seconds = failed_run(tmp_path, "raise ValueError('no such picture')")
-    assert seconds < 10
+    assert seconds < 20
     assert result.stderr.count("error[") == 1
     assert "error[HP561]: vw0/stage0: ValueError: no such picture" in result.stderr
     assert "model.py" in result.stderr
@@ -238,7 +238,7 @@ def test_a_raising_worker_is_named_with_its_traceback(tmp_path: Path) -> None:
 
 def test_a_stalled_worker_is_reported_with_who_waits_for_whom(tmp_path: Path) -> None:
     result, seconds = failed_run(tmp_path, "time.sleep(600)", "--timeout", "3")
-    assert 3 < seconds < 15
+    assert 3 < seconds < 25
     assert "error[HP562]: no process has made progress for 3 s" in result.stderr
     assert "vw0/stage0: at F4 since" in result.stderr
     assert "vw0/stage1: waits for a4<0 from vw0/stage0 since" in result.stderr
