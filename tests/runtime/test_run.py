@@ -268,7 +268,7 @@ def test_ctrl_c_saves_the_weights(slow_run: tuple[subprocess.Popen[str], Path]) 
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=30)
     assert process.returncode == 130, stderr
-    assert time.time() - start < 10
+    assert time.time() - start < 20
     assert "error" not in stderr
     weights = load_file(run / "weights-interrupted.safetensors")
     initial = load_file(run.parent / "plan" / "weights.safetensors")
@@ -296,7 +296,7 @@ def test_a_killed_server_ends_the_run_in_seconds(slow_run: tuple[subprocess.Pope
     os.kill(server, signal.SIGKILL)
     _, stderr = process.communicate(timeout=30)
     assert process.returncode == 2
-    assert time.time() - start < 10
+    assert time.time() - start < 20
     assert "error[HP560]: server n0: the process ended by itself (signal SIGKILL)" in stderr
     assert no_process_of(run)
 
