@@ -217,7 +217,7 @@ def no_process_of(run: Path) -> bool:
 
 def test_a_killed_worker_ends_the_run_in_seconds(tmp_path: Path) -> None:
     result, seconds = failed_run(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)")
-    assert seconds < 20
+    assert seconds < 10
     assert result.stderr.count("error[") == 1
     assert "error[HP560]: vw0/stage0: the process ended by itself (signal SIGKILL), last seen at" in result.stderr
     assert "vw0-stage0.log" in result.stderr
@@ -226,7 +226,7 @@ def test_a_killed_worker_ends_the_run_in_seconds(tmp_path: Path) -> None:
 
 def test_a_raising_worker_is_named_with_its_traceback(tmp_path: Path) -> None:
     result, seconds = failed_run(tmp_path, "raise ValueError('no such picture')")
-    assert seconds < 20
+    assert seconds < 10
     assert result.stderr.count("error[") == 1
     assert "error[HP561]: vw0/stage0: ValueError: no such picture" in result.stderr
     assert "model.py" in result.stderr
@@ -238,7 +238,7 @@ def test_a_raising_worker_is_named_with_its_traceback(tmp_path: Path) -> None:
 
 def test_a_stalled_worker_is_reported_with_who_waits_for_whom(tmp_path: Path) -> None:
     result, seconds = failed_run(tmp_path, "time.sleep(600)", "--timeout", "3")
-    assert 3 < seconds < 25
+    assert 3 < seconds < 15
     assert "error[HP562]: no process has made progress for 3 s" in result.stderr
     assert "vw0/stage0: at F4 since" in result.stderr
     assert "vw0/stage1: waits for a4<0 from vw0/stage0 since" in result.stderr
@@ -268,7 +268,7 @@ def test_ctrl_c_saves_the_weights(slow_run: tuple[subprocess.Popen[str], Path]) 
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=30)
     assert process.returncode == 130, stderr
-    assert time.time() - start < 20
+    assert time.time() - start < 10
     assert "error" not in stderr
     weights = load_file(run / "weights-interrupted.safetensors")
     initial = load_file(run.parent / "plan" / "weights.safetensors")
@@ -296,7 +296,7 @@ def test_a_killed_server_ends_the_run_in_seconds(slow_run: tuple[subprocess.Pope
     os.kill(server, signal.SIGKILL)
     _, stderr = process.communicate(timeout=30)
     assert process.returncode == 2
-    assert time.time() - start < 20
+    assert time.time() - start < 10
     assert "error[HP560]: server n0: the process ended by itself (signal SIGKILL)" in stderr
     assert no_process_of(run)
 
