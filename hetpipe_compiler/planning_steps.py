@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hetpipe_compiler.codegen.explain_plan import Explained, explain_plan
 from hetpipe_compiler.ir.cluster import Cluster
 from hetpipe_compiler.options import CompileOptions
 from hetpipe_compiler.passes.allocate import Allocation
 from hetpipe_compiler.passes.base import Compilation, Pass
 from hetpipe_compiler.passes.concurrency import PlannedWorker
-from hetpipe_compiler.passes.planning import AutoAllocate, MakeSchedule, Partition, Verify, is_auto, plan_workers
+from hetpipe_compiler.passes.planning import (
+    AutoAllocate,
+    MakeSchedule,
+    Partition,
+    PlannerOptions,
+    Verify,
+    is_auto,
+    plan_workers,
+)
 
 
 def planning_passes(options: CompileOptions) -> tuple[Pass, ...]:
     """From the chain on. Any policy but ``auto`` has run before."""
-    given = (options.nm, options.staleness, options.placement, options.splits, options.objective)
-    auto = (AutoAllocate(*given),) if is_auto(options.policy) else ()
-    return (*auto, Partition(*given), MakeSchedule(options.staleness), Verify())
+    given = _planner_options(options)
+    auto = (AutoAllocate(given),) if is_auto(options.policy) else ()
+    return (*auto, Partition(given), MakeSchedule(options.staleness), Verify())
+
+
+def _planner_options(options: CompileOptions) -> PlannerOptions:
+    return PlannerOptions(options.nm, options.staleness, options.placement, options.splits, options.objective)
 
 
 def plan_explanation(compilation: Compilation, options: CompileOptions) -> str | None:
@@ -29,10 +43,7 @@ def plan_explanation(compilation: Compilation, options: CompileOptions) -> str |
 
     def replan(cluster: Cluster, allocation: Allocation, nm: int | None) -> tuple[PlannedWorker, ...]:
         assert chain is not None
-        return plan_workers(
-            chain, cluster, allocation, nm=nm, staleness=options.staleness, placement=options.placement,
-            splits=options.splits, objective=options.objective,
-        )  # fmt: skip
+        return plan_workers(chain, cluster, allocation, replace(_planner_options(options), nm=nm))
 
     return explain_plan(
         Explained(

@@ -4,6 +4,7 @@ name."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -35,17 +36,21 @@ class Allocate(Pass):
 
     def dump(self, compilation: Compilation) -> str:
         assert compilation.allocation is not None
-        rows = [f"vw{n}: {' '.join(d.id for d in g.devices)}" for n, g in enumerate(compilation.allocation.groups)]
+        rows = _group_rows(compilation.allocation)
         return "\n".join([*rows, f"unused: {' '.join(d.id for d in compilation.allocation.unused) or 'none'}"])
 
 
 @dataclass(frozen=True)
-class AutoAllocate(Pass):
-    """Group devices for the most samples a second: see `hetpipe_compiler.passes.auto`. The fields are `Partition`'s."""
+class PlannerOptions:
+    """What the search for a plan is asked.
 
-    name: ClassVar[str] = "allocate"
-    requires: ClassVar[tuple[str, ...]] = ("chain",)
-    ensures: ClassVar[tuple[str, ...]] = ("allocation",)
+    Attributes:
+        nm: Minibatches in flight; None: the smallest within 1 % of the best.
+        staleness: D, in clocks.
+        placement: Where parameters live: see `place_parameters`.
+        splits: Cuts by hand, one for each virtual worker or one for all.
+        objective: What each partition minimises: see `partition.partition`.
+    """
 
     nm: int | None = None
     staleness: int = 0
@@ -53,26 +58,38 @@ class AutoAllocate(Pass):
     splits: tuple[tuple[str | int, ...], ...] | None = None
     objective: str = "hetpipe"
 
+
+@dataclass(frozen=True)
+class AutoAllocate(Pass):
+    """Group devices for the most samples a second: see `hetpipe_compiler.passes.auto`."""
+
+    name: ClassVar[str] = "allocate"
+    requires: ClassVar[tuple[str, ...]] = ("chain",)
+    ensures: ClassVar[tuple[str, ...]] = ("allocation",)
+
+    options: PlannerOptions = PlannerOptions()
+
     def run(self, compilation: Compilation) -> None:
-        chain, cluster = compilation.chain, compilation.cluster
+        chain, cluster, options = compilation.chain, compilation.cluster, self.options
         assert chain is not None
-
-        def plan(allocation: Allocation) -> tuple[PlannedWorker, ...]:
-            return plan_workers(
-                chain, cluster, allocation, nm=self.nm, staleness=self.staleness, placement=self.placement,
-                splits=self.splits, objective=self.objective,
-            )  # fmt: skip
-
         compilation.allocation = auto_allocation(
-            chain, cluster, plan, staleness=self.staleness, overlapped=self.objective == "overlapped"
+            chain,
+            cluster,
+            partial(plan_workers, chain, cluster, options=options),
+            staleness=options.staleness,
+            overlapped=options.objective == "overlapped",
         )
 
     def dump(self, compilation: Compilation) -> str:
         allocation = compilation.allocation
         assert allocation is not None
-        rows = [f"vw{n}: {' '.join(d.id for d in g.devices)}" for n, g in enumerate(allocation.groups)]
+        rows = _group_rows(allocation)
         rows += [f"runner-up: {other.policy} {other.samples_per_s:.1f} samples/s" for other in allocation.runners_up]
         return "\n".join([*rows, f"no allocation exceeds {allocation.bound_samples_per_s:.1f} samples/s"])
+
+
+def _group_rows(allocation: Allocation) -> list[str]:
+    return [f"vw{n}: {' '.join(d.id for d in g.devices)}" for n, g in enumerate(allocation.groups)]
 
 
 def is_auto(policy: str) -> bool:
@@ -81,63 +98,37 @@ def is_auto(policy: str) -> bool:
 
 
 def plan_workers(
-    chain: BlockChain,
-    cluster: Cluster,
-    allocation: Allocation,
-    *,
-    nm: int | None = None,
-    staleness: int = 0,
-    placement: str = "local",
-    splits: tuple[tuple[str | int, ...], ...] | None = None,
-    objective: str = "hetpipe",
+    chain: BlockChain, cluster: Cluster, allocation: Allocation, options: PlannerOptions | None = None
 ) -> tuple[PlannedWorker, ...]:
     """`choose_concurrency` with the time that stages exchange their parameters in."""
-    remote = remote_fraction(allocation, cluster, placement)
+    options = options or PlannerOptions()
+    remote = remote_fraction(allocation, cluster, options.placement)
     return choose_concurrency(
         chain,
         cluster,
         allocation,
-        nm=nm,
-        staleness=staleness,
-        splits=splits,
+        nm=options.nm,
+        staleness=options.staleness,
+        splits=options.splits,
         exchange_ms=lambda device, size: exchange_ms(cluster, device, size, remote),
-        objective=objective,
+        objective=options.objective,
     )
 
 
 @dataclass(frozen=True)
 class Partition(Pass):
-    """Cut the chain for every virtual worker and choose Nm: see `hetpipe_compiler.passes.concurrency`.
-
-    Attributes:
-        nm: Minibatches in flight; None: the smallest within 1 % of the best.
-        splits: Cuts by hand, one for each virtual worker or one for all.
-        objective: What each partition minimises: see `partition.partition`.
-    """
+    """Cut the chain for every virtual worker and choose Nm: see `hetpipe_compiler.passes.concurrency`."""
 
     name: ClassVar[str] = "partition"
     requires: ClassVar[tuple[str, ...]] = ("chain", "allocation")
     ensures: ClassVar[tuple[str, ...]] = ("workers",)
 
-    nm: int | None = None
-    staleness: int = 0
-    placement: str = "local"
-    splits: tuple[tuple[str | int, ...], ...] | None = None
-    objective: str = "hetpipe"
+    options: PlannerOptions = PlannerOptions()
 
     def run(self, compilation: Compilation) -> None:
         assert compilation.chain is not None
         assert compilation.allocation is not None
-        compilation.workers = plan_workers(
-            compilation.chain,
-            compilation.cluster,
-            compilation.allocation,
-            nm=self.nm,
-            staleness=self.staleness,
-            placement=self.placement,
-            splits=self.splits,
-            objective=self.objective,
-        )
+        compilation.workers = plan_workers(compilation.chain, compilation.cluster, compilation.allocation, self.options)
 
     def dump(self, compilation: Compilation) -> str:
         assert compilation.workers is not None

@@ -25,7 +25,7 @@ from hetpipe_compiler.passes.coarsen import Coarsen
 from hetpipe_compiler.passes.eval_mode import EvalMode
 from hetpipe_compiler.passes.fuse_atomic import FuseAtomic
 from hetpipe_compiler.passes.normalize import Normalize
-from hetpipe_compiler.passes.planning import MakeSchedule, Partition
+from hetpipe_compiler.passes.planning import MakeSchedule, Partition, PlannerOptions
 from hetpipe_compiler.runtime.forward_only import ForwardOnly
 
 MODELS = Path(models.__file__)
@@ -54,7 +54,7 @@ def compile_kind(name: str, folder: Path, most: int = 4) -> tuple[Path, LoadedWo
     devices = compilation.cluster.devices
     groups = tuple(Group(devices[3 * i : 3 * i + len(cut) + 1], ordered=True) for i, cut in enumerate(cuts))
     compilation.allocation = Allocation("kinds", groups, ())
-    for step in (Partition(nm=1, splits=tuple(cuts)), MakeSchedule()):
+    for step in (Partition(PlannerOptions(nm=1, splits=tuple(cuts))), MakeSchedule()):
         pipeline.run(step, compilation)
     captured, costs, schedule = compilation.captured, compilation.costs, compilation.schedule
     assert captured is not None

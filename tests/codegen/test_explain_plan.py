@@ -11,7 +11,7 @@ from hetpipe_compiler.codegen.explain_plan import Explained, explain_plan
 from hetpipe_compiler.ir.blocks import CrossingValue
 from hetpipe_compiler.ir.cluster import Link
 from hetpipe_compiler.passes.allocate import Allocation, Group, RunnerUp
-from hetpipe_compiler.passes.planning import plan_workers
+from hetpipe_compiler.passes.planning import PlannerOptions, plan_workers
 
 
 def text_of(chain, cluster, *, nm=None, runners_up=(), bound=None):
@@ -19,7 +19,7 @@ def text_of(chain, cluster, *, nm=None, runners_up=(), bound=None):
     allocation = Allocation("test", groups, (), tuple(runners_up), bound)
 
     def replan(changed, wanted, nm):
-        return plan_workers(chain, changed, wanted, nm=nm)
+        return plan_workers(chain, changed, wanted, PlannerOptions(nm=nm))
 
     workers = replan(cluster, allocation, nm)
     return explain_plan(

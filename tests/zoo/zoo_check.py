@@ -27,7 +27,7 @@ from hetpipe_compiler.passes.coarsen import Coarsen
 from hetpipe_compiler.passes.eval_mode import EvalMode
 from hetpipe_compiler.passes.fuse_atomic import FuseAtomic
 from hetpipe_compiler.passes.normalize import Normalize
-from hetpipe_compiler.passes.planning import Allocate, MakeSchedule, Partition
+from hetpipe_compiler.passes.planning import Allocate, MakeSchedule, Partition, PlannerOptions
 from hetpipe_compiler.passes.planning import Verify as ProveSchedule
 from hetpipe_compiler.verification.verify import Verification, Verifier
 
@@ -184,7 +184,7 @@ def _verify(
     verifier: Verifier,
     split: tuple[int, ...] | None,
 ) -> tuple[int, Verification]:
-    for step in (Partition(4, splits=(split,) if split else None), MakeSchedule(), ProveSchedule()):
+    for step in (Partition(PlannerOptions(4, splits=(split,) if split else None)), MakeSchedule(), ProveSchedule()):
         pipeline.run(step, compilation)
     assert compilation.captured is not None
     assert compilation.costs is not None
