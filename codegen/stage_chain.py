@@ -7,7 +7,6 @@ weights: under a `FakeTensorMode` a model of any size costs no memory.
 from __future__ import annotations
 
 import ast
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import torch
 from hetpipe_compiler.codegen.graph_file import GraphNode
 from hetpipe_compiler.errors import ArtifactError
 from hetpipe_compiler.ir.plan import Plan, Port, Stage, VirtualWorker
+from hetpipe_compiler.ir.stage_file import import_stage_file
 
 
 class StageChain(torch.nn.Module):
@@ -60,12 +60,7 @@ def stage_path(stage: Stage, folder: Path) -> Path:
 
 def load_stage(path: Path) -> torch.nn.Module:
     """Import the file under a name of its own and build its ``Stage``."""
-    spec = importlib.util.spec_from_file_location(f"_hetpipe_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    stage: torch.nn.Module = module.Stage()
+    stage: torch.nn.Module = import_stage_file(path).Stage()
     return stage.train()
 
 

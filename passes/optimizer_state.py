@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from hetpipe_compiler.errors import WorkloadError
-
-
-def make_optimizer(
-    make: Callable[[Any], torch.optim.Optimizer], parameters: Mapping[str, torch.Tensor]
-) -> torch.optim.Optimizer:
-    """Call a workload's optimizer maker.
-
-    It gets the parameters, or ``(name, parameter)`` pairs if its first parameter is called ``named_parameters``.
-    """
-    try:
-        first = next(iter(inspect.signature(make).parameters), None)
-    except (TypeError, ValueError):
-        first = None
-    return make(list(parameters.items()) if first == "named_parameters" else list(parameters.values()))
+from hetpipe_compiler.ir.workload import make_optimizer
 
 
 def optimizer_factor(make: Callable[[Any], torch.optim.Optimizer], parameters: Mapping[str, torch.Tensor]) -> float:

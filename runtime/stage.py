@@ -6,11 +6,11 @@ the same numbers.
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,8 @@ import torch
 from hetpipe_compiler.errors import ArtifactError, RunError
 from hetpipe_compiler.frontend.load import user_line
 from hetpipe_compiler.ir.schedule import Instruction, Op
+from hetpipe_compiler.ir.stage_file import import_stage_file
+from hetpipe_compiler.ir.workload import make_optimizer, positional_parameters
 from hetpipe_compiler.runtime.channels import Mailbox, MessageKind, ParameterLink
 from hetpipe_compiler.runtime.randomness import minibatch_seed, seed_torch
 from hetpipe_compiler.runtime.stage_error import calling_stage
@@ -118,7 +120,7 @@ class StageEngine:
             frozenset(self._mutated),
         )
         self.local = LocalUpdates(self.weights, plan.nm)
-        self.optimizer, self.scheduler = make_optimizer(workload, self.weights.parameters)
+        self.optimizer, self.scheduler = optimizer_and_scheduler(workload, self.weights.parameters)
         self._batch_dimension = _batch_dimension(worker.stages[0].inputs, self._stage.inputs)
         self._flights: dict[int, _Flight] = {}
         self._last_update = 0
@@ -314,13 +316,10 @@ def load_stage_class(folder: Path, module: str | None) -> type[nn.Module]:
             hint="compile a model.py",
         )
     path = folder / module
-    name = "_hetpipe_stage_" + "".join(c if c.isalnum() else "_" for c in str(path.resolve()))
-    spec = importlib.util.spec_from_file_location(name, path)
-    if not path.is_file() or spec is None or spec.loader is None:
+    if not path.is_file():
         raise ArtifactError("HP415", "no such stage module", where=str(path), hint="compile again")
-    loaded = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(loaded)
+        loaded = import_stage_file(path)
     except Exception as error:
         line = error.lineno if isinstance(error, SyntaxError) else traceback.extract_tb(error.__traceback__)[-1].lineno
         raise ArtifactError(
@@ -332,13 +331,10 @@ def load_stage_class(folder: Path, module: str | None) -> type[nn.Module]:
     return stage
 
 
-def make_optimizer(
+def optimizer_and_scheduler(
     workload: LoadedWorkload, parameters: Mapping[str, nn.Parameter]
 ) -> tuple[torch.optim.Optimizer | None, Any]:
     """The workload's optimizer and scheduler for these parameters; (None, None) when there are none.
-
-    The optimizer's maker gets the parameters, or ``(name, parameter)`` pairs if its first parameter is called
-    ``named_parameters``.
 
     Raises:
         RunError: HP518 one of the two raises, or makes what cannot be stepped without knowing the loss.
@@ -346,9 +342,7 @@ def make_optimizer(
     if not parameters:
         return None, None
     make, schedule = workload.workload.optimizer, workload.workload.scheduler
-    first = next(iter(_needed(make)), None)
-    given = list(parameters.items()) if first == "named_parameters" else list(parameters.values())
-    optimizer = _made(workload, "optimizer", make, given)
+    optimizer = _made(workload, "optimizer", partial(make_optimizer, make), parameters)
     scheduler = _made(workload, "scheduler", schedule, optimizer) if schedule is not None else None
     return optimizer, scheduler
 
@@ -372,7 +366,7 @@ def _made(workload: LoadedWorkload, what: str, make: Callable[[Any], Any], argum
             where=str(workload.path),
             hint=f"return the {what}",
         )
-    needed = [name for name, default in _needed(made.step).items() if default is inspect.Parameter.empty]
+    needed = [name for name, default in positional_parameters(made.step).items() if default is inspect.Parameter.empty]
     if needed:
         raise RunError(
             "HP518",
@@ -381,15 +375,6 @@ def _made(workload: LoadedWorkload, what: str, make: Callable[[Any], Any], argum
             hint=f"take a {what} whose step() needs no argument",
         )
     return made
-
-
-def _needed(function: Callable[..., Any]) -> dict[str, Any]:
-    """The positional parameters of a function with their defaults; nothing for what has no signature."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return {}
-    return {p.name: p.default for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)}
 
 
 def _peer(instruction: Instruction) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -42,3 +43,21 @@ class Workload:
     def example_batch(self) -> Any:
         """The example itself, made if it is a callable."""
         return self.example() if callable(self.example) else self.example
+
+
+def make_optimizer(make: Callable[[Any], Any], parameters: Mapping[str, Any]) -> Any:
+    """Call a workload's optimizer maker.
+
+    It gets the parameters, or ``(name, parameter)`` pairs if its first positional parameter is ``named_parameters``.
+    """
+    first = next(iter(positional_parameters(make)), None)
+    return make(list(parameters.items()) if first == "named_parameters" else list(parameters.values()))
+
+
+def positional_parameters(function: Callable[..., Any]) -> dict[str, Any]:
+    """The positional parameters of a function with their defaults; nothing for what has no signature."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    return {p.name: p.default for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)}

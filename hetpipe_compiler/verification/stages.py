@@ -7,7 +7,6 @@ tensors.
 from __future__ import annotations
 
 import ast
-import importlib.util
 import json
 import sys
 from collections import Counter
@@ -21,6 +20,7 @@ from safetensors.torch import load_file
 
 from hetpipe_compiler.frontend.regions import autocast_on_cpu
 from hetpipe_compiler.ir.plan import Plan, Stage
+from hetpipe_compiler.ir.stage_file import import_stage_file
 from hetpipe_compiler.verification.controlled import controlled, wider
 from hetpipe_compiler.verification.outcome import Outcome, outcome
 
@@ -175,11 +175,7 @@ def _path(folder: Path, stage: Stage) -> Path:
 
 def _build(path: Path, values: Mapping[str, torch.Tensor]) -> torch.nn.Module:
     """Import the file and give its ``Stage`` the values."""
-    spec = importlib.util.spec_from_file_location(f"_hetpipe_verified_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    source = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(source)
+    source = import_stage_file(path)
     with torch.device("meta"):
         module: torch.nn.Module = source.Stage()
     for scope in module.modules():

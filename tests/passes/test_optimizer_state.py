@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from hetpipe_compiler.errors import WorkloadError
-from hetpipe_compiler.passes.optimizer_state import make_optimizer, optimizer_factor
+from hetpipe_compiler.ir.workload import make_optimizer
+from hetpipe_compiler.passes.optimizer_state import optimizer_factor
 
 PARAMETERS = {
     "a.weight": torch.empty(64, 32, device="meta"),

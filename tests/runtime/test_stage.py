@@ -18,7 +18,7 @@ from hetpipe_compiler.ir.workload import Workload
 from hetpipe_compiler.runtime.channels import MessageKind, PulledWeights
 from hetpipe_compiler.runtime.initial import load_constants, load_weights
 from hetpipe_compiler.runtime.randomness import data_seed, epoch_seed, minibatch_seed
-from hetpipe_compiler.runtime.stage import StageEngine, load_stage_class, make_optimizer
+from hetpipe_compiler.runtime.stage import StageEngine, load_stage_class, optimizer_and_scheduler
 
 torch.set_num_threads(1)
 
@@ -265,7 +265,9 @@ def test_schedulers_that_look_at_the_loss_are_refused() -> None:
         model=torch.nn.Identity, example=(), optimizer=sgd, scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau
     )
     with pytest.raises(RunError, match="ReduceLROnPlateau"):
-        make_optimizer(LoadedWorkload(workload, Path("model.py"), {}), {"w": torch.nn.Parameter(torch.zeros(1))})
+        optimizer_and_scheduler(
+            LoadedWorkload(workload, Path("model.py"), {}), {"w": torch.nn.Parameter(torch.zeros(1))}
+        )
 
 
 def test_nothing_to_train_means_no_optimizer_push_or_pull(tmp_path: Path) -> None:
