@@ -16,7 +16,6 @@ The folder is written beside its place and then renamed: there is no half-writte
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from operator import getitem
@@ -90,14 +89,13 @@ def _write(
         save_file(dict(weights), folder / "weights.safetensors")
     assert plan.workload is not None
     shutil.copyfile(loaded.path, folder / plan.workload.path)
-    os.utime(folder / "plan.json")
 
 
 def graph_nodes(
     captured: Captured, costs: Mapping[str, NodeCost], cluster: Cluster, root: Path
 ) -> list[dict[str, Any]]:
     """The batch's inputs and every call, in order, with costs per device kind."""
-    rows = []
+    rows, kinds = [], cluster.kinds()
     for node in captured.graph_module.graph.nodes:
         cost = costs.get(node.name)
         if node.op not in ("placeholder", "call_function") or cost is None:
@@ -109,8 +107,8 @@ def graph_nodes(
                 "module": module_path(node),
                 "source": source_place(node, root),
                 "inputs": [i.name for i in node.all_input_nodes if i.name in costs],
-                "forward_ms": {k.name: cost.forward_ms(k) for k in cluster.kinds()},
-                "backward_ms": {k.name: cost.backward_ms(k) for k in cluster.kinds()},
+                "forward_ms": {k.name: cost.forward_ms(k) for k in kinds},
+                "backward_ms": {k.name: cost.backward_ms(k) for k in kinds},
                 "flops": cost.flops,
                 "output_bytes": cost.output_bytes,
                 "shape": cost.shape,

@@ -126,12 +126,10 @@ class _Cutter:
         return name in self._tensors and self._tensors[name].trainable
 
     def _stage(self, stage: int) -> StageCut:
-        order = {n: at for at, n in enumerate(self._graph.nodes)}
-        received = {n: self._value_port(n) for n, stages in self._readers.items() if stage in stages}
-        inputs = [port for _, port in sorted(received.items(), key=lambda item: order[item[0]])]
+        read = [n for n in self._graph.nodes if stage in self._readers.get(n, ())]
         if stage == 0:
-            needed = {n for n in self._graph.nodes if n.op == "placeholder" and n.users}
-            inputs = [self._value_port(n) for n in self._graph.nodes if n in needed]
+            read = [n for n in self._graph.nodes if n.op == "placeholder" and n.users]
+        inputs = [self._value_port(n) for n in read]
         shared = {name: stages for name, stages in self._owner.items() if len(stages) > 1}
         carried = {name: self._parameter_port(name) for name, stages in shared.items() if stage in stages[1:]}
         made = [n for n in self._graph.nodes if n in self._readers and self._home_of(n) == stage]

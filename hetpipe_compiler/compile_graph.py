@@ -51,10 +51,6 @@ class Shorten(Pass):
         assert compilation.chain is not None
         compilation.chain = shorten_chain(compilation.chain, self.max_blocks)
 
-    def dump(self, compilation: Compilation) -> str:
-        assert compilation.chain is not None
-        return "\n".join(f"{at:4} {b.name:40} {' '.join(b.nodes)}" for at, b in enumerate(compilation.chain.blocks))
-
 
 def compile_graph(graph: Path, cluster: Cluster, out: Path, options: CompileOptions) -> CompileResult:
     """Plan ``graph`` for ``cluster`` into the folder ``out``.
@@ -88,6 +84,7 @@ def compile_graph(graph: Path, cluster: Cluster, out: Path, options: CompileOpti
 def _needs_model(options: CompileOptions) -> list[str]:
     given = {
         "--seed": options.seed != 0,
+        "--no-weights": not options.weights,
         "--verify": options.verify,
         "--profile": bool(options.profiles),
         "--export-graph": options.export_graph is not None,

@@ -55,10 +55,6 @@ class Coarsen(Pass):
             captured, costs, groups, kinds, name=self.model_name, optimizer_factor=self.optimizer_factor
         )
 
-    def dump(self, compilation: Compilation) -> str:
-        assert compilation.chain is not None
-        return "\n".join(f"{at:4} {b.name:40} {' '.join(b.nodes)}" for at, b in enumerate(compilation.chain.blocks))
-
 
 def coarsen(
     components: Components, costs: Mapping[str, NodeCost], kinds: Sequence[DeviceKind], max_blocks: int

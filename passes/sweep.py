@@ -347,6 +347,19 @@ def _open(best: FloatArray, start: int, receives_over: BoolArray) -> None:
 
 
 @numba.njit(cache=True)
+def _mark_usable(start: int, tails: TailArrays, usable: BoolArray) -> bool:
+    """Mark the classes that have a tail which may begin at set ``start``; whether there is any."""
+    some = False
+    for a in range(usable.shape[0]):
+        usable[a] = False
+        for t in tails.by_class[tails.class_starts[a] : tails.class_starts[a + 1]]:
+            if tails.low[t] <= start < tails.high[t]:
+                usable[a] = some = True
+                break
+    return some
+
+
+@numba.njit(cache=True)
 def least_bottleneck(
     sets: SetArrays,
     nodes: NodeArrays,
@@ -381,14 +394,7 @@ def least_bottleneck(
         if tails.stages[t] == 1:
             rest[tails.rest_at[t] + last - tails.rest_low[t]] = -np.inf
     for start in range(last - 1, -1, -1):
-        some = False
-        for a in range(usable.shape[0]):
-            usable[a] = False
-            for t in tails.by_class[tails.class_starts[a] : tails.class_starts[a + 1]]:
-                if tails.low[t] <= start < tails.high[t]:
-                    usable[a] = some = True
-                    break
-        if not some:
+        if not _mark_usable(start, tails, usable):
             continue
         limit = np.inf if overflow else cap
         count, steps = _reach(start, sets, nodes, memory, most_available, usable, limit, useful, walk)
@@ -552,14 +558,7 @@ def least_communication(
             at = tails.rest_at[t] + last - tails.rest_low[t]
             rest.moved_ms[at], rest.memory[at], rest.following[at] = 0.0, 0, -1
     for start in range(last - 1, -1, -1):
-        some = False
-        for a in range(usable.shape[0]):
-            usable[a] = False
-            for t in tails.by_class[tails.class_starts[a] : tails.class_starts[a + 1]]:
-                if tails.low[t] <= start < tails.high[t]:
-                    usable[a] = some = True
-                    break
-        if not some:
+        if not _mark_usable(start, tails, usable):
             continue
         limit = np.inf if overflow else bound
         count, steps = _reach(start, sets, nodes, memory, most_available, usable, limit, useful, walk)

@@ -144,8 +144,8 @@ class BatchSource:
         assert minibatch >= 1
         if self._workload.workload.data is None:
             return self._example_leaves()
-        assert self.lengths is not None
-        per_epoch = max(self.lengths)
+        per_epoch = self.minibatches_per_epoch
+        assert per_epoch is not None
         epoch = (minibatch - 1) // per_epoch
         if minibatch < self._next or epoch * per_epoch + 1 > self._next:
             self._next = epoch * per_epoch + 1

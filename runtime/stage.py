@@ -70,7 +70,6 @@ class StageEngine:
         on_event: Gets ``{"event": "forward", "vw", "stage", "minibatch", "wave", "own", "clock", "need"}`` before each
             F: ``own`` is the last minibatch whose update the weights hold, ``clock`` that of the pulled weights in
             them, ``need`` the smallest that the start rule allows.
-        slots: Weight versions kept; default: the plan's ``in_flight``.
 
     Attributes:
         losses: Minibatch -> loss (last stage only), from its U on.
@@ -100,7 +99,6 @@ class StageEngine:
         device: torch.device | str,
         reproducible: bool,
         on_event: Callable[[dict[str, Any]], None] | None = None,
-        slots: int | None = None,
     ) -> None:
         worker = plan.virtual_workers[vw]
         self.vw, self.index = vw, stage
@@ -115,7 +113,7 @@ class StageEngine:
         self.weights = WeightVersions(
             load_stage_class(folder, self._stage.module),
             {**constants, **weights},
-            slots or self._stage.in_flight,
+            self._stage.in_flight,
             self._device,
             frozenset(self._mutated),
         )

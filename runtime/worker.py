@@ -179,7 +179,7 @@ class Worker:
             job.seed,
             self.device,
             job.reproducible,
-            on_event=self._forward_event,
+            on_event=lambda event: self.events.send(event.pop("event"), **event),
         )
 
     def _instructions(self) -> Iterator[Instruction]:
@@ -212,9 +212,6 @@ class Worker:
     def _pace(self, start: float, predicted_ms: float) -> None:
         if self.time_scale is not None:
             self.activity.pace(start + predicted_ms * self.time_scale / 1e3 - time.monotonic())
-
-    def _forward_event(self, event: dict[str, Any]) -> None:
-        self.events.send(event["event"], **{key: value for key, value in event.items() if key != "event"})
 
     def _emulated(self, transfer_ms: Callable[[Any, int], float]) -> Callable[[Any, int], float] | None:
         scale = self.time_scale

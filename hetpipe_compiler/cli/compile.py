@@ -123,7 +123,7 @@ def command(
         # What model.py prints must not land between the lines of the JSON.
         with contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext():
             if is_graph_file(model):
-                refuse_options(model, ["--set"] * bool(settings) + ["--no-weights"] * no_weights)
+                refuse_options(model, ["--set"] * bool(settings))
                 result = compile_graph(model, Cluster.load(cluster), out, options)
             else:
                 from hetpipe_compiler.compiler import compile

@@ -92,7 +92,7 @@ def _capture_on(
 ) -> Captured | None:
     """Capture on the device of ``batch``; None if a real model must be looked at."""
     step = TrainingStep(loaded.workload, model, batch).train()
-    tensors = tuple(leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor))
+    tensors = _tensors(batch)
     if not tensors:
         raise WorkloadError("HP106", "the example holds no tensor", where=str(loaded.path))
     on_meta = tensors[0].is_meta
@@ -123,11 +123,16 @@ def _export(
     return graph_module, note
 
 
+def _tensors(batch: Any) -> tuple[torch.Tensor, ...]:
+    """The batch's leaves that are tensors, in ``tree_flatten`` order."""
+    return tuple(leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor))
+
+
 def _captured(
     loaded: LoadedWorkload, step: TrainingStep, batch: Any, graph_module: fx.GraphModule, note: str | None
 ) -> Captured:
     """What export gave, under the names of the user's model."""
-    tensors = tuple(leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor))
+    tensors = _tensors(batch)
     _refuse_control_flow(loaded, graph_module)
     _strip(graph_module)
     inline_regions(graph_module)
@@ -154,7 +159,7 @@ def _captured(
 
 def _with_eval(loaded: LoadedWorkload, captured: Captured, step: TrainingStep, batch: Any) -> Captured:
     """The same with the model's graph in eval mode, or a note why there is none."""
-    tensors = tuple(leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor))
+    tensors = _tensors(batch)
     step.eval()
     try:
         graph_module, note = _export(loaded, step, tensors)

@@ -22,27 +22,21 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from pydantic_core import PydanticCustomError
 
 from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.ir.blocks import Block, BlockChain, CrossingValue, SharedBytes
-from hetpipe_compiler.ir.config_file import Loc, place, shown
+from hetpipe_compiler.ir.config_file import Loc, place, shown, user_message
 
 #: Stands for all device kinds that a node does not name.
 ANY_KIND = "*"
 _HINT = "see docs/graph-format.md"
 
 
-def _message(code: str, text: str) -> PydanticCustomError:
-    # The text is passed as a value: braces in a user's own text must not be read as a template.
-    return PydanticCustomError(code, "{text}", {"text": text})
-
-
 def _figure(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise _message("HP131", f"expected a number, got {shown(value)}")
+        raise user_message("HP131", f"expected a number, got {shown(value)}")
     if not math.isfinite(value) or value < 0:
-        raise _message("HP132", f"must be a finite number, at least 0, got {shown(value)}")
+        raise user_message("HP132", f"must be a finite number, at least 0, got {shown(value)}")
     return float(value)
 
 
@@ -53,15 +47,15 @@ def _bytes(value: object) -> int:
 def _id(value: object) -> str:
     # Many tools number their nodes; 4 and "4" are the same node.
     if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
-        raise _message("HP131", f"expected a node's id, got {shown(value)}")
+        raise user_message("HP131", f"expected a node's id, got {shown(value)}")
     return str(value)
 
 
 def _count(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise _message("HP131", f"expected a whole number, got {shown(value)}")
+        raise user_message("HP131", f"expected a whole number, got {shown(value)}")
     if value < 1:
-        raise _message("HP132", f"must be at least 1, got {value}")
+        raise user_message("HP132", f"must be at least 1, got {value}")
     return value
 
 

@@ -98,6 +98,9 @@ class BlockChain:
     colocate: tuple[tuple[int, ...], ...] = ()
     ends_fixed: bool = False
 
+    def __str__(self) -> str:
+        return "\n".join(f"{at:4} {b.name:40} {' '.join(b.nodes)}" for at, b in enumerate(self.blocks))
+
     def __len__(self) -> int:
         return len(self.blocks)
 

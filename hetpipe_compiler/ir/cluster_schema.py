@@ -11,10 +11,9 @@ from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
-from pydantic_core import PydanticCustomError
 
 from hetpipe_compiler.ir.cluster import DeviceKind, Link
-from hetpipe_compiler.ir.config_file import shown
+from hetpipe_compiler.ir.config_file import shown, user_message
 
 _BYTES = {"bytes": 1, "mib": 2**20, "gb": 10**9, "gib": 2**30}
 # More of one kind in one node is a slip of the finger; every device becomes an object.
@@ -23,11 +22,6 @@ MAX_COUNT = 1024
 ALTERNATIVE = "@"
 # The type of the error when no alternative fits.
 NO_ALTERNATIVE = "no_alternative"
-
-
-def _message(code: str, text: str) -> PydanticCustomError:
-    # The text is passed as a value: braces in a user's own text must not be read as a template.
-    return PydanticCustomError(code, "{text}", {"text": text})
 
 
 def _number(value: object) -> float:
@@ -41,7 +35,7 @@ def _number(value: object) -> float:
     except (ValueError, OverflowError):
         number = None
     if number is None:
-        raise _message("HP203", f"expected a number, got {shown(value)}")
+        raise user_message("HP203", f"expected a number, got {shown(value)}")
     return number
 
 
@@ -53,11 +47,11 @@ def _figure(
     def check(value: object) -> float:
         number = _number(value)
         if math.isnan(number) or (math.isinf(number) and not (infinite and number > 0)):
-            raise _message("HP206", f"must be a finite number, got {shown(value)}")
+            raise user_message("HP206", f"must be a finite number, got {shown(value)}")
         if number < low or (number == low and not low_allowed) or number > high:
             bound = f"{'at least' if low_allowed else 'more than'} {low:g}"
             bound += f" and at most {high:g}" if math.isfinite(high) else ""
-            raise _message("HP206", f"must be {bound}, got {shown(value)}")
+            raise user_message("HP206", f"must be {bound}, got {shown(value)}")
         return number
 
     return BeforeValidator(check)
@@ -65,15 +59,15 @@ def _figure(
 
 def _count(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise _message("HP203", f"expected a whole number of devices, got {shown(value)}")
+        raise user_message("HP203", f"expected a whole number of devices, got {shown(value)}")
     if not 1 <= value <= MAX_COUNT:
-        raise _message("HP206", f"must be at least 1 and at most {MAX_COUNT}, got {shown(value)}")
+        raise user_message("HP206", f"must be at least 1 and at most {MAX_COUNT}, got {shown(value)}")
     return value
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise _message("HP203", f"expected a text, got {shown(value)}")
+        raise user_message("HP203", f"expected a text, got {shown(value)}")
     return value
 
 
@@ -195,7 +189,7 @@ def _named(pattern_says: str, allowed: Callable[[str], bool]) -> BeforeValidator
     def check(value: object) -> str:
         text = _text(value)
         if not allowed(text):
-            raise _message("HP203", f"'{text}': {pattern_says}")
+            raise user_message("HP203", f"'{text}': {pattern_says}")
         return text
 
     return BeforeValidator(check)

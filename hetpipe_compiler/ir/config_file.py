@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic_core import PydanticCustomError
 
 from hetpipe_compiler.errors import ClusterError
 
@@ -123,3 +124,9 @@ def suggestion(name: str, known: Iterable[str], otherwise: str | None = None) ->
 def _plain(name: str) -> str:
     """Letters and digits alone: ``RTX3090`` looks like ``rtx-3090``."""
     return "".join(c for c in name.lower() if c.isalnum())
+
+
+def user_message(code: str, text: str) -> PydanticCustomError:
+    """What a validator raises to say ``text``."""
+    # The text is passed as a value: braces in a user's own text must not be read as a template.
+    return PydanticCustomError(code, "{text}", {"text": text})

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from hetpipe_compiler.errors import WorkloadError
+from hetpipe_compiler.frontend.export import first_line
 from hetpipe_compiler.frontend.load import LoadedWorkload, user_line
 from hetpipe_compiler.ir.plan import Plan
 from hetpipe_compiler.verification.original import Original
@@ -94,11 +95,11 @@ class Verifier:
                 found = self._original.choose_batch()
             except Exception as error:
                 if wide:
-                    self._note = f"the model does not run in float64: {_first_line(error)}"
+                    self._note = f"the model does not run in float64: {first_line(error)}"
                     continue
                 raise WorkloadError(
                     "HP110",
-                    f"the model or its loss raised {type(error).__name__}: {_first_line(error)}",
+                    f"the model or its loss raised {type(error).__name__}: {first_line(error)}",
                     where=user_line(error, loaded.path),
                     hint="run one training step on the example in plain PyTorch",
                 ) from error
@@ -159,7 +160,7 @@ class Verifier:
         except Exception as error:
             raise WorkloadError(
                 "HP121",
-                f"the stages raised {type(error).__name__}: {_first_line(error)}",
+                f"the stages raised {type(error).__name__}: {first_line(error)}",
                 where=self._where,
                 hint="please report this with your model; without --verify the plan is written all the same",
             ) from error
@@ -197,8 +198,3 @@ def _refusal(found: Verification, where: str) -> WorkloadError:
         where=where,
         hint="no plan is written; please report this with your model",
     )
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:300] if lines else type(error).__name__

@@ -75,8 +75,8 @@ class LocalUpdates:
         if wave in self.own:
             self.own[wave].add_(self._scratch)
         else:
-            self.own[wave] = self._weights.master.empty_like()
-            self.own[wave].copy_(self._scratch)
+            # The next step overwrites all of its scratch, so this one's can be the sum itself.
+            self.own[wave], self._scratch = self._scratch, self._scratch.empty_like()
 
     def updates(self, wave: int) -> Mapping[str, Tensor]:
         """The summed updates of a wave by parameter name: what a push sends; not written again once it is complete."""
