@@ -177,10 +177,10 @@ def _report(plan: Plan, out: Path, json: bool) -> None:
         return
     from rich.console import Console
 
-    from hetpipe_compiler.codegen.tables import plan_tables
+    from hetpipe_compiler.codegen.tables import memory_table, plan_tables
 
     console = Console()
-    for table in plan_tables(plan, width=console.width):
+    for table in (*plan_tables(plan, width=console.width), *memory_table(plan, width=console.width)):
         console.print(table)
     note = "" if plan.dynamic_batch else f" (batch size fixed at {plan.batch_size}: {plan.dynamic_batch_note})"
     console.print(f"written: {out}{note}", highlight=False, soft_wrap=True)

@@ -192,5 +192,6 @@ def test_tables_and_where_the_plan_is(tmp_path: Path, run: Callable[..., Ended])
     assert result.returncode == 0, result.stderr
     assert "--- coarsen ---" in result.stdout
     assert "n0:1" in result.stdout
+    assert all(part in result.stdout for part in ("weights", "gradients", "activations", "capacity"))
     assert result.stdout.splitlines()[-1].startswith("written: out (batch size fixed at 1: ")
     assert "hello" not in result.stderr
