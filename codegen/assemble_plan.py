@@ -97,7 +97,6 @@ def _worker(
         kind = planned.device.kind.name
         whole_ms = float(chain.forward_ms[kind].sum() + chain.backward_ms[kind].sum())
         measured_share = chain.permuted(worker.order).measured_share(kind, planned.blocks)
-        previous = worker.stages[at - 1].device if at else None
         sizes = {port.name: port.bytes for port in part.outputs}
         stages.append(
             Stage(
@@ -116,13 +115,15 @@ def _worker(
                 memory_bytes=planned.memory,
                 receives_bytes=planned.receives_bytes,
                 sends_bytes={peer: sum(sizes[n] for n in names) for peer, names in part.sends.items()},
+                sends_links={
+                    peer: cluster.link_between(planned.device, worker.stages[peer].device).name for peer in part.sends
+                },
                 in_flight=planned.in_flight,
                 inputs=part.inputs,
                 outputs=part.outputs,
                 sends=part.sends,
                 parameters=part.parameters,
                 buffers=part.buffers,
-                link_from_previous=cluster.link_between(previous, planned.device).name if previous else None,
             )
         )
     slowest = max(range(len(stages)), key=lambda s: stages[s].stage_ms)

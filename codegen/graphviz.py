@@ -234,7 +234,7 @@ def _draw_edge(dot: Any, group: WorkerGroup, ends: tuple[str, str], stages: tupl
         dot.edge(*ends, label=_escaped(f" {text}"))
         return
     adjacent = received == sent + 1
-    link = group.first.stages[received].link_from_previous if adjacent else "skip"
+    link = group.first.stages[sent].sends_links.get(received) if adjacent else "skip"
     colour = _CUT if adjacent else _SKIP
     label = "\n".join(f" {part}" for part in (text, link) if part)
     dot.edge(*ends, label=_escaped(label), color=colour, fontcolor=colour, penwidth="2")

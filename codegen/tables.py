@@ -121,7 +121,7 @@ def _worker_table(group: WorkerGroup, wide: bool) -> Table:
             _stage_time(worker, stage, wide),
             str(stage.in_flight),
             _memory_cell(stage, wide),
-            _sends_cell(worker, stage, wide),
+            _sends_cell(stage, wide),
         )
     return table
 
@@ -156,11 +156,11 @@ def _memory_cell(stage: Stage, wide: bool) -> Text:
     return Text.assemble(f"{amount}\n", (bar(fraction, len(amount)), style))
 
 
-def _sends_cell(worker: VirtualWorker, stage: Stage, wide: bool) -> str:
-    """Bytes to the next stage with its link, then skips: straight to later stages."""
+def _sends_cell(stage: Stage, wide: bool) -> str:
+    """Bytes to each later stage and the link that they take; a skip goes straight to its stage."""
     lines = []
     for to, count in sorted(stage.sends_bytes.items()):
-        link = worker.stages[to].link_from_previous if to == stage.index + 1 else None
+        link = stage.sends_links.get(to)
         text = f"→{to} {bytes_text(count)}"
         lines.append(text + (f"{' ' if wide else chr(10) + ' '}{link}" if link else ""))
     return "\n".join(lines)

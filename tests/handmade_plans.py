@@ -40,7 +40,7 @@ def stage(
         receives_bytes=0 if index == 0 else int(102e6 / index),
         sends_bytes=sends,
         in_flight=4 - index,
-        link_from_previous=link,
+        sends_links={} if link is None else {index + 1: link},
     )
 
 
@@ -48,7 +48,13 @@ def worker(index: int, devices: list[tuple[str, str, float]], links: list[str | 
     """A virtual worker of (device, kind, scale) stages."""
     stages = tuple(
         stage(
-            i, d, k, scale, link=links[i], last=i == len(devices) - 1, skip=3 if i == 0 and len(devices) > 3 else None
+            i,
+            d,
+            k,
+            scale,
+            link=(*links[1:], None)[i],
+            last=i == len(devices) - 1,
+            skip=3 if i == 0 and len(devices) > 3 else None,
         )
         for i, (d, k, scale) in enumerate(devices)
     )

@@ -75,6 +75,7 @@ class Stage(_Model):
         stage_ms: What the partitioner balances: forward + backward + receiving activations and gradients.
         memory_bytes: ``total`` and ``capacity`` of the device, and the parts that make up the total.
         receives_bytes: Activations and gradients received per minibatch.
+        sends_bytes, sends_links: Later stage -> activations sent there per minibatch, and the link that they take.
         in_flight: w_s, minibatches between F and B on this stage.
         inputs: Ports it receives, in the order of the module's arguments (stage 0: the batch's tensors, with source 0).
         outputs: Ports it makes for later stages, in the order of what the module returns (last stage: the loss last).
@@ -97,13 +98,13 @@ class Stage(_Model):
     memory_bytes: dict[str, int]
     receives_bytes: int
     sends_bytes: dict[int, int] = Field(default_factory=dict)
+    sends_links: dict[int, str] = Field(default_factory=dict)
     in_flight: int
     inputs: tuple[Port, ...] = ()
     outputs: tuple[Port, ...] = ()
     sends: dict[int, tuple[str, ...]] = Field(default_factory=dict)
     parameters: tuple[str, ...] = ()
     buffers: tuple[str, ...] = ()
-    link_from_previous: str | None = None
 
 
 class VirtualWorker(_Model):
