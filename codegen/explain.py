@@ -131,7 +131,7 @@ class _Explanation:
     def _written_by_component(self, home: dict[str, int]) -> dict[int, list[tuple[str, list[fx.Node]]]]:
         """Component -> each tensor written in it, by name, with the nodes that touch it."""
         found: dict[int, list[tuple[str, list[fx.Node]]]] = {}
-        for storage in dict.fromkeys(self._storages.of(a) for n in self._calls for a in mutated_arguments(n)):
+        for storage in self._storages.written(self._graph):
             holders = self._storages.sharers(storage)
             nodes = [n for n in dict.fromkeys(n for h in holders for n in (h, *h.users)) if n.name in home]
             if len(nodes) > 1:

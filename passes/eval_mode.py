@@ -34,7 +34,7 @@ from hetpipe_compiler.ir.captured import Captured
 from hetpipe_compiler.ir.source import module_path, source_place
 from hetpipe_compiler.passes.base import Compilation, Pass
 from hetpipe_compiler.passes.fuse_atomic import touching_written
-from hetpipe_compiler.passes.normalize import Storages, mutated_arguments, normalize
+from hetpipe_compiler.passes.normalize import Storages, normalize
 
 _KEY = "hetpipe_in_eval"
 
@@ -265,7 +265,7 @@ class _Comparison:
         training, evaluated = self._training.graph_module.graph, self._eval.graph_module.graph
         together = [set(nodes) for nodes in touching_written(training, Storages(training))]
         storages = Storages(evaluated)
-        for written in dict.fromkeys(storages.of(a) for n in evaluated.nodes for a in mutated_arguments(n)):
+        for written in storages.written(evaluated):
             holders = storages.sharers(written)
             values = {self._twin[n] for n in holders if n in self._twin}
             touching = {self._twin[n] for holder in holders for n in (holder, *holder.users) if n in self._twin}

@@ -26,7 +26,7 @@ from torch import fx
 
 from hetpipe_compiler.ir.captured import Captured
 from hetpipe_compiler.passes.base import Compilation, Pass
-from hetpipe_compiler.passes.normalize import Storages, is_random, mutated_arguments
+from hetpipe_compiler.passes.normalize import Storages, is_random
 
 LAYOUT = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_.default)
 
@@ -85,7 +85,7 @@ def fuse_atomic(captured: Captured) -> Components:
 def _constants(captured: Captured, nodes: list[fx.Node], storages: Storages) -> set[fx.Node]:
     """Constant nodes, and all ``get_attr`` nodes."""
     trainable = {t.name for t in captured.parameters if t.trainable}
-    written = {storages.of(a) for n in nodes for a in mutated_arguments(n)}
+    written = storages.written(captured.graph_module.graph)
     constants: set[fx.Node] = set()
     for node in nodes:
         if node.op == "get_attr":
@@ -102,8 +102,7 @@ def _constants(captured: Captured, nodes: list[fx.Node], storages: Storages) -> 
 
 def touching_written(graph: fx.Graph, storages: Storages) -> Iterator[Iterable[fx.Node]]:
     """For each storage that is written: every node that makes, names or reads a tensor on it."""
-    written = dict.fromkeys(storages.of(a) for n in graph.nodes for a in mutated_arguments(n))
-    for storage in written:
+    for storage in storages.written(graph):
         holders = storages.sharers(storage)
         yield dict.fromkeys(n for holder in holders for n in (holder, *holder.users) if n.op != "output")
 

@@ -140,6 +140,10 @@ class Storages:
         """All nodes with tensors on that memory, ``node`` among them."""
         return self._sharers[self.of(node)]
 
+    def written(self, graph: fx.Graph) -> dict[fx.Node, None]:
+        """What stands for each memory that the graph now writes, in the order of the first writes."""
+        return dict.fromkeys(self.of(argument) for node in graph.nodes for argument in mutated_arguments(node))
+
     def replaced(self, node: fx.Node, by: fx.Node) -> None:
         """``by`` has taken the place of ``node``."""
         self._parent[by] = self.of(node)
@@ -190,7 +194,7 @@ def mutated_arguments(node: fx.Node) -> list[fx.Node]:
 
 def _written_attributes(graph: fx.Graph, storages: Storages) -> set[str]:
     """Targets of ``get_attr`` nodes whose memory the graph writes, also through views."""
-    written = {storages.of(a) for node in graph.nodes for a in mutated_arguments(node)}
+    written = storages.written(graph)
     return {str(n.target) for n in graph.nodes if n.op == "get_attr" and storages.of(n) in written}
 
 
@@ -240,7 +244,7 @@ def _drop_unread(graph: fx.Graph) -> None:
 
 
 def _free_layouts(graph: fx.Graph, storages: Storages) -> None:
-    written = {storages.of(argument) for node in graph.nodes for argument in mutated_arguments(node)}
+    written = storages.written(graph)
     for node in graph.nodes:
         if node.target is torch.ops.aten.view.default and storages.of(node) not in written:
             node.target = torch.ops.aten.reshape.default
