@@ -21,6 +21,7 @@ class PlanRequest:
 
     Attributes:
         update_scale: Factor on pushed updates; None: 1/N.
+        partitioner: Who made the stages; see `Plan`.
     """
 
     staleness: int
@@ -28,6 +29,7 @@ class PlanRequest:
     update_scale: float | None = None
     seed: int = 0
     weights: bool = True
+    partitioner: str = "search"
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ def assemble_plan(
         batch_size=chain.batch_size,
         samples_per_s=len(planned) * min(w.samples_per_s for w in planned),
         policy=allocation.policy,
+        partitioner=request.partitioner,
         nm=planned[0].nm,
         staleness=request.staleness,
         placement=request.placement,

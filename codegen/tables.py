@@ -73,6 +73,8 @@ def _header(plan: Plan, wide: bool) -> Text:
         f"D {plan.staleness}",
         f"parameters {plan.placement}",
     ]
+    if plan.partitioner != "search":
+        facts.append(f"stages by {plan.partitioner}")
     text = Text.assemble((plan.name, "bold"), " · " + " · ".join(facts) + "\n")
     text.append(f"predicted {digits(plan.samples_per_s)} samples/s", style="bold green")
     base = plan.data_parallel
@@ -95,7 +97,12 @@ def _worker_title(group: WorkerGroup, wide: bool) -> Text:
         f" · {digits(worker.samples_per_s)} samples/s{each}",
         f" · bottleneck stage {worker.bottleneck_stage}, {digits(worker.bottleneck_ms)} ms",
     )
-    return text.append(f" (lower bound {digits(worker.lower_bound_ms)})") if wide else text
+    if wide:
+        text.append(f" (lower bound {digits(worker.lower_bound_ms)})")
+    if not worker.optimal:
+        above = worker.bottleneck_ms / worker.lower_bound_ms - 1 if worker.lower_bound_ms > 0 else 0.0
+        text.append(f"\nat most {_percent(above)} above the least bottleneck there is for these devices")
+    return text
 
 
 def _table(title: Text) -> Table:

@@ -1,6 +1,7 @@
 """hetpipe-compiler: train one PyTorch model on GPUs that are not alike.
 
-The public API: `Workload` (what model.py returns), `compile`, `load_plan`, `Cluster`. Names load on first use, so that
+The public API: `Workload` (what model.py returns), `compile`, `load_plan`, `Cluster`, `PartitionProblem` (what
+a partitioner of one's own is asked). Names load on first use, so that
 ``import hetpipe_compiler`` does not import torch.
 """
 
@@ -13,12 +14,14 @@ if TYPE_CHECKING:
     from hetpipe_compiler.ir.cluster import Cluster
     from hetpipe_compiler.ir.plan import Plan
     from hetpipe_compiler.ir.workload import Workload
+    from hetpipe_compiler.passes.partition_problem import PartitionProblem
 
 __version__ = "0.1.0"
-__all__ = ["Cluster", "Plan", "Workload", "compile", "load_plan"]
+__all__ = ["Cluster", "PartitionProblem", "Plan", "Workload", "compile", "load_plan"]
 
 _HOMES = {
     "Cluster": "hetpipe_compiler.ir.cluster",
+    "PartitionProblem": "hetpipe_compiler.passes.partition_problem",
     "Plan": "hetpipe_compiler.ir.plan",
     "Workload": "hetpipe_compiler.ir.workload",
     "compile": "hetpipe_compiler.compiler",

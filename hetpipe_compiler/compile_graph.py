@@ -63,18 +63,18 @@ def compile_graph(graph: Path, cluster: Cluster, out: Path, options: CompileOpti
     check_target(out)
     compilation = Compilation(cluster)
     pipeline = Pipeline(options.dump_after, options.on_dump, options.on_start)
+    planning = planning_passes(options)
     if not is_auto(options.policy):
         pipeline.run(Allocate(options.policy), compilation)
     pipeline.run(ReadGraph(graph), compilation)
     whole = compilation.chain
-    for step in (
-        Shorten(),
-        *planning_passes(options),
-    ):
+    for step in (Shorten(), *planning):
         pipeline.run(step, compilation)
     assert whole is not None
     assert compilation.schedule is not None
-    request = PlanRequest(options.staleness, options.placement, options.update_scale, weights=False)
+    request = PlanRequest(
+        options.staleness, options.placement, options.update_scale, weights=False, partitioner=options.made_by
+    )
     with pipeline.timed("codegen"):
         plan = build_graph_plan(compilation, request)
         write_graph_plan(out, plan, compilation.schedule, whole)

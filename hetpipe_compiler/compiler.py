@@ -60,12 +60,13 @@ def compile(
     loaded = load_workload(Path(model), settings)
     compilation = Compilation(cluster)
     pipeline = Pipeline(options.dump_after, options.on_dump, options.on_start)
-    # The groups cost nothing to make: a wrong policy is told before the model is traced.
+    # A wrong policy or partitioner is told before the model is traced.
+    planning = planning_passes(options)
     if not is_auto(options.policy):
         pipeline.run(Allocate(options.policy), compilation)
     with pipeline.timed("capture"):
         compilation.captured = capture(loaded, evaluation=True)
-    for step in _passes(loaded, compilation, options):
+    for step in (*_model_passes(loaded, compilation, options), *planning):
         pipeline.run(step, compilation)
     captured, costs, schedule = compilation.captured, compilation.costs, compilation.schedule
     assert captured is not None
@@ -76,7 +77,12 @@ def compile(
         on_meta = model_built is not None and any(p.is_meta for p in model_built.parameters())
         weights = model_weights(model_built, captured) if model_built is not None and not on_meta else None
     request = PlanRequest(
-        options.staleness, options.placement, options.update_scale, options.seed, weights=weights is not None
+        options.staleness,
+        options.placement,
+        options.update_scale,
+        options.seed,
+        weights=weights is not None,
+        partitioner=options.made_by,
     )
     reference = WorkloadRef(path="model.py", settings=loaded.settings, digest=loaded.digest)
     with pipeline.timed("codegen"):
@@ -128,7 +134,7 @@ def _export(path: Path, compilation: Compilation) -> None:
     write_text(path, graph.to_json())
 
 
-def _passes(loaded: LoadedWorkload, compilation: Compilation, options: CompileOptions) -> tuple[Pass, ...]:
+def _model_passes(loaded: LoadedWorkload, compilation: Compilation, options: CompileOptions) -> tuple[Pass, ...]:
     assert compilation.captured is not None
     trainable = {t.name for t in compilation.captured.parameters if t.trainable}
     factor = optimizer_factor(
@@ -141,5 +147,4 @@ def _passes(loaded: LoadedWorkload, compilation: Compilation, options: CompileOp
         ApplyProfile(options.profiles),
         FuseAtomic(),
         Coarsen(model_name=_name(loaded), optimizer_factor=factor),
-        *planning_passes(options),
     )

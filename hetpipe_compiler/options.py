@@ -23,6 +23,7 @@ class CompileOptions:
         placement: ``local`` or ``round-robin``: where parameters live.
         update_scale: Factor that the servers put on a pushed update; None: 1/N.
         splits: Cuts by hand, one for each virtual worker or one for all.
+        partitioner: Name of an entry point, or ``module:function``, that makes the stages in place of our search.
         objective: ``hetpipe`` (a stage's time is computation and transfers together) or ``overlapped`` (the longer).
         seed: Makes the initial weights.
         weights: Whether to write them.
@@ -39,6 +40,7 @@ class CompileOptions:
     placement: str = "local"
     update_scale: float | None = None
     splits: tuple[tuple[str | int, ...], ...] | None = None
+    partitioner: str | None = None
     objective: str = "hetpipe"
     seed: int = 0
     weights: bool = True
@@ -49,6 +51,11 @@ class CompileOptions:
     dump_after: frozenset[str] = frozenset()
     on_dump: Callable[[str, str], Any] = field(default=lambda _name, _text: None)
     on_start: Callable[[str], Any] = field(default=lambda _name: None)
+
+    @property
+    def made_by(self) -> str:
+        """Who makes the stages, as the plan says it."""
+        return "--split" if self.splits else self.partitioner or "search"
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hetpipe_compiler.codegen.explain_plan import Explained, explain_plan
+from hetpipe_compiler.errors import ClusterError
 from hetpipe_compiler.ir.cluster import Cluster
 from hetpipe_compiler.options import CompileOptions
 from hetpipe_compiler.passes.allocate import Allocation
 from hetpipe_compiler.passes.base import Compilation, Pass
 from hetpipe_compiler.passes.concurrency import PlannedWorker
+from hetpipe_compiler.passes.own_partitioner import load_partitioner
 from hetpipe_compiler.passes.planning import (
     AutoAllocate,
     MakeSchedule,
@@ -29,7 +31,17 @@ def planning_passes(options: CompileOptions) -> tuple[Pass, ...]:
 
 
 def _planner_options(options: CompileOptions) -> PlannerOptions:
-    return PlannerOptions(options.nm, options.staleness, options.placement, options.splits, options.objective)
+    if options.partitioner is not None and options.splits:
+        raise ClusterError(
+            "HP224",
+            "--split and --partitioner both make the stages",
+            where="--partitioner",
+            hint="leave out one of them",
+        )
+    partitioner = load_partitioner(options.partitioner) if options.partitioner is not None else None
+    return PlannerOptions(
+        options.nm, options.staleness, options.placement, options.splits, options.objective, partitioner
+    )
 
 
 def plan_explanation(compilation: Compilation, options: CompileOptions) -> str | None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -26,7 +27,9 @@ from hetpipe_compiler.passes.allocate import Allocation, Group
 from hetpipe_compiler.passes.device_classes import DeviceClasses, device_classes
 from hetpipe_compiler.passes.in_flight import LEANEST, RULES, InFlightRule, vectors
 from hetpipe_compiler.passes.infeasible import does_not_fit
+from hetpipe_compiler.passes.own_partitioner import OwnPartitioner
 from hetpipe_compiler.passes.partition import PlannedStage, message_ms, planned_stages, relative_gap
+from hetpipe_compiler.passes.partition_problem import PartitionProblem
 from hetpipe_compiler.passes.partition_search import Found, Search, search
 from hetpipe_compiler.passes.simulate.pipeline import PipelineCosts, WaveExchange, steady_period_ms
 from hetpipe_compiler.passes.split import split_boundaries
@@ -91,6 +94,7 @@ def choose_concurrency(
     splits: Sequence[Sequence[str | int]] | None = None,
     exchange_ms: ExchangeMs | None = None,
     objective: str = "hetpipe",
+    partitioner: OwnPartitioner | None = None,
 ) -> tuple[PlannedWorker, ...]:
     """Plan every virtual worker, with the ``nm`` that is given or the best one.
 
@@ -99,11 +103,13 @@ def choose_concurrency(
         exchange_ms: Time of a wave's push and pull; None: free. Only the gated forward of a wave waits for it. Workers
             that share a plan share the first one's times.
         objective: What each partition minimises: see `partition.partition`.
+        partitioner: Makes the stages in place of our search, which then says how good they are. It is asked once for
+            each structure of virtual workers and Nm.
 
     Raises:
         PlanningError: HP301 a virtual worker cannot hold one minibatch, HP302 too many orders to search, HP303 and
             HP306 a wrong split, HP304 no times for a device kind, HP305 ``nm`` is too large for memory, HP307 ``nm``
-            below 1.
+            below 1, HP311-HP315 the partitioner.
     """
     if nm is not None and nm < 1:
         raise PlanningError("HP307", f"Nm = {nm} minibatches in flight", where="--nm", hint="give 1 or more")
@@ -115,13 +121,25 @@ def choose_concurrency(
         boundaries = split_boundaries(chain, split) if split is not None else None
         key = (classes.key, boundaries)
         if key not in planners:
-            space = search(chain, classes, rule, boundaries, overlapped=objective == "overlapped")
-            planners[key] = _Planner(chain, cluster, space, boundaries, exchange_ms)
+            free = _Finder(search(chain, classes, rule, overlapped=objective == "overlapped"))
+            finder = free
+            if boundaries is not None:
+                finder = _Finder(search(chain, classes, rule, boundaries, overlapped=objective == "overlapped"))
+            ask = None
+            if partitioner is not None:
+                ask = partial(
+                    _ask, partitioner, PartitionProblem(chain, cluster, group, 0, objective, rule), free.space
+                )
+            planners[key] = _Planner(chain, cluster, finder, free, boundaries is not None, ask, exchange_ms)
         members.append((planners[key], classes, group))
     largest = max(len(group.devices) for group in allocation.groups)
     candidates = range(1, 2 * largest + 3) if nm is None else range(nm, nm + 1)
     chosen = _choose(list(planners.values()), candidates)
     return tuple(_worker_of(planner, chosen, classes, group) for planner, classes, group in members)
+
+
+def _ask(partitioner: OwnPartitioner, problem: PartitionProblem, space: Search, nm: int) -> Found | PlanningError:
+    return partitioner.find(replace(problem, nm=nm), space)
 
 
 def _splits_per_group(
@@ -153,8 +171,9 @@ def _choose(planners: list[_Planner], candidates: range) -> int:
             if periods:
                 break
             planner = planners[len(workers)]
-            by_hand = planner.boundaries is not None
-            raise does_not_fit(planner.chain, planner.space, nm, by_hand=by_hand, largest_nm=_largest_nm(planners, nm))
+            raise planner.refusal(nm) or does_not_fit(
+                planner.chain, planner.space, nm, by_hand=planner.by_hand, largest_nm=_largest_nm(planners, nm)
+            )
         slowest = max(workers, key=lambda worker: worker.period_ms)
         periods[nm] = slowest.period_ms
         busiest_ms = max(stage.forward_ms + stage.backward_ms for stage in slowest.stages)
@@ -191,16 +210,55 @@ def _in_class_order(classes: DeviceClasses) -> list[Device]:
 
 
 @dataclass(frozen=True)
+class _Finder:
+    """Searches partitions for virtual workers of one structure; remembers what it found."""
+
+    space: Search
+    _found: dict[tuple[int, InFlightRule], Found | None] = field(default_factory=dict)
+
+    def fastest(self, nm: int, rule: InFlightRule, leaner: Found | None = None) -> Found | None:
+        """The optimum under a rule: an optimum with fewer minibatches in flight stays one where it still fits."""
+        if (nm, rule) not in self._found:
+            known = [f for f in (leaner, self._found.get((nm - 1, rule))) if f is not None]
+            fitting = (f for f in known if self.space.fits(f, rule.vector(nm, len(f.stages))))
+            held = next(fitting, None)
+            self._found[nm, rule] = held or self.space.fastest(nm, rule)
+        return self._found[nm, rule]
+
+    def lower_bound_ms(self, nm: int) -> float:
+        """For every plan with ``nm`` in flight: the leanest rule's vector is the least of all."""
+        try:
+            leanest = self.fastest(nm, LEANEST)
+        except PlanningError:  # nothing found where not everything could be searched
+            leanest = None
+        return self.space.lower_bound_ms if leanest is None else leanest.lower_bound
+
+
+@dataclass(frozen=True)
 class _Planner:
-    """Plans virtual workers of one structure; remembers what it found."""
+    """Plans virtual workers of one structure; remembers what it found.
+
+    Attributes:
+        finder: Over the partitions that are asked for.
+        free: Over all partitions, for the lower bound; the same unless the cut is by hand.
+        by_hand: Whether the cut is.
+        ask: Makes the partition for an Nm in place of ``finder``, or says why it has none.
+    """
 
     chain: BlockChain
     cluster: Cluster
-    space: Search
-    boundaries: tuple[int, ...] | None
+    finder: _Finder
+    free: _Finder
+    by_hand: bool
+    ask: Callable[[int], Found | PlanningError] | None
     exchange_ms: ExchangeMs | None
-    _found: dict[tuple[int, InFlightRule], Found | None] = field(default_factory=dict)
+    _asked: dict[int, Found | PlanningError] = field(default_factory=dict)
     _best: dict[int, PlannedWorker | None] = field(default_factory=dict)
+
+    @property
+    def space(self) -> Search:
+        """What costs and memory are computed with."""
+        return self.finder.space
 
     def best(self, nm: int) -> PlannedWorker | None:
         """The fastest plan with ``nm`` minibatches in flight; None if none fits."""
@@ -213,32 +271,25 @@ class _Planner:
             self._best[nm] = held
         return self._best[nm]
 
+    def refusal(self, nm: int) -> PlanningError | None:
+        """Why a partitioner of the user's has nothing for ``nm``."""
+        answer = self._asked.get(nm)
+        return answer if isinstance(answer, PlanningError) else None
+
     def _partitions(self, nm: int) -> list[Found]:
-        """The distinct optimal partitions under each in-flight rule, leanest first."""
+        """The distinct optimal partitions under each in-flight rule, leanest first; or the one that ``ask`` makes."""
+        if self.ask is not None:
+            answer = self._asked[nm] = self.ask(nm)
+            return [] if isinstance(answer, PlanningError) else [answer]
         distinct: dict[tuple[object, object], Found] = {}
         before: Found | None = None
         for rule in RULES:
-            found = self._fastest(nm, rule, before)
+            found = self.finder.fastest(nm, rule, before)
             if found is None:
                 break
             distinct.setdefault((found.stages, found.classes), found)
             before = found
         return list(distinct.values())
-
-    def _fastest(self, nm: int, rule: InFlightRule, leaner: Found | None) -> Found | None:
-        """The optimum under a rule: an optimum with fewer minibatches in flight stays one where it still fits."""
-        for known in (leaner, self._found.get((nm - 1, rule))):
-            if known is not None and self.space.fits(known, rule.vector(nm, len(known.stages))):
-                self._found[nm, rule] = known
-                return known
-        self._found[nm, rule] = self.space.fastest(nm, rule)
-        return self._found[nm, rule]
-
-    def _lower_bound_ms(self, nm: int) -> float:
-        """For every plan with ``nm`` in flight: the leanest rule's vector is the least of all."""
-        leanest = self._found[nm, LEANEST]
-        assert leanest is not None
-        return leanest.lower_bound
 
     def _with_best_vector(self, found: Found, nm: int) -> PlannedWorker:
         space = self.space
@@ -269,7 +320,7 @@ class _Planner:
             stages=stages,
             nm=nm,
             bottleneck_ms=max(stage.stage_ms for stage in stages),
-            lower_bound_ms=self._lower_bound_ms(nm),
+            lower_bound_ms=self.free.lower_bound_ms(nm),
             order=found.order,
             period_ms=float(period_ms),
             samples_per_s=self.chain.batch_size * 1e3 / float(period_ms) if period_ms > 0 else float("inf"),

@@ -16,6 +16,7 @@ from hetpipe_compiler.passes.allocate import Allocation, allocate
 from hetpipe_compiler.passes.auto import auto_allocation
 from hetpipe_compiler.passes.base import Compilation, Pass
 from hetpipe_compiler.passes.concurrency import PlannedWorker, choose_concurrency
+from hetpipe_compiler.passes.own_partitioner import OwnPartitioner
 from hetpipe_compiler.passes.partition import message_ms
 from hetpipe_compiler.passes.schedules.wsp import wsp_program
 from hetpipe_compiler.passes.simulate.pipeline import PipelineCosts
@@ -50,6 +51,7 @@ class PlannerOptions:
         placement: Where parameters live: see `place_parameters`.
         splits: Cuts by hand, one for each virtual worker or one for all.
         objective: What each partition minimises: see `partition.partition`.
+        partitioner: Makes the stages in place of our search.
     """
 
     nm: int | None = None
@@ -57,6 +59,7 @@ class PlannerOptions:
     placement: str = "local"
     splits: tuple[tuple[str | int, ...], ...] | None = None
     objective: str = "hetpipe"
+    partitioner: OwnPartitioner | None = None
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,7 @@ def plan_workers(
         splits=options.splits,
         exchange_ms=lambda device, size: exchange_ms(cluster, device, size, remote),
         objective=options.objective,
+        partitioner=options.partitioner,
     )
 
 

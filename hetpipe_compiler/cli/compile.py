@@ -58,6 +58,12 @@ def command(
             " virtual workers, or once for each",
         ),
     ] = None,
+    partitioner: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="make the stages by a function of your own: an entry point, or module:function"
+        ),
+    ] = None,
     objective: Annotated[
         str, typer.Option(help="what a stage's time is: hetpipe (computation + transfers) or overlapped (the longer)")
     ] = "hetpipe",
@@ -109,6 +115,7 @@ def command(
             placement=placement,
             update_scale=update_scale,
             splits=_splits(split),
+            partitioner=partitioner,
             objective=objective,
             explain_plan=explain_plan,
             seed=seed,

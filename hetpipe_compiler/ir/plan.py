@@ -160,6 +160,7 @@ class Plan(_Model):
     """Everything decided at compile time.
 
     Attributes:
+        partitioner: Who made the stages: ``search`` (ours), ``--split``, or the name of a partitioner of the user's.
         dynamic_batch: Whether other batch sizes than the example's run; ``dynamic_batch_note`` says why not.
         evaluation: Whether the stage modules also run in eval mode; ``evaluation_note`` says why not.
         update_scale: Factor that the servers apply to a pushed update (1/N by default).
@@ -179,6 +180,7 @@ class Plan(_Model):
     evaluation_note: str | None = None
     samples_per_s: float
     policy: str
+    partitioner: str = "search"
     nm: int = Field(ge=1)
     staleness: int = Field(ge=0)
     placement: str

@@ -114,3 +114,17 @@ def test_ranges() -> None:
     assert number_ranges([3, 0, 1, 5]) == "0-1, 3, 5"
     assert device_ranges(["n0:0", "n0:1", "n1:3"]) == "n0:0-1, n1:3"
     assert device_ranges(["n0:0", "n1:0", "n2:0"]) == "n0:0 +2"
+
+
+def test_who_made_the_stages_is_said_unless_our_search_did() -> None:
+    plan = equal_distribution()
+    assert "stages by" not in plan_text(plan, width=120)
+    text = plan_text(plan.model_copy(update={"partitioner": "even_split:even"}), width=120)
+    assert "stages by even_split:even" in text
+
+
+def test_a_plan_that_is_proven_best_has_no_distance_to_the_bound() -> None:
+    plan = equal_distribution()
+    assert "above the least bottleneck" in plan_text(plan, width=80)
+    best = tuple(worker.model_copy(update={"optimal": True}) for worker in plan.virtual_workers)
+    assert "above" not in plan_text(plan.model_copy(update={"virtual_workers": best}), width=80)
