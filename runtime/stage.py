@@ -23,6 +23,7 @@ from hetpipe_compiler.ir.stage_file import import_stage_file
 from hetpipe_compiler.ir.workload import make_optimizer, positional_parameters
 from hetpipe_compiler.runtime.channels import Mailbox, MessageKind, ParameterLink
 from hetpipe_compiler.runtime.randomness import minibatch_seed, seed_torch
+from hetpipe_compiler.runtime.recompute import buffers_replaced, kept_inputs, nothing_saved, random_state_kept
 from hetpipe_compiler.runtime.stage_error import calling_stage
 from hetpipe_compiler.runtime.weights import Slot, WeightVersions
 from hetpipe_compiler.runtime.wsp.client import LocalUpdates, need_after_push, required_clock, wave_of
@@ -41,7 +42,8 @@ class _Flight:
     Attributes:
         received: Input name -> value, as it arrives.
         inputs: What F gave the module, by name; those with `requires_grad` get their gradient from B.
-        outputs: What F returned, by name; dropped by B.
+        outputs: What F returned, by name; dropped by B, or where B recomputes them once all are sent (``unsent``).
+        buffers: Where B recomputes: what the buffers that F changes held before it.
         gradients: Output name -> consumer stage -> gradient or None.
     """
 
@@ -51,6 +53,8 @@ class _Flight:
     gradients: dict[str, dict[int, Tensor | None]] = field(default_factory=dict)
     slot: Slot | None = None
     gradients_to_send: set[int] = field(default_factory=set)
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    unsent: set[int] = field(default_factory=set)
 
 
 class StageEngine:
@@ -155,9 +159,11 @@ class StageEngine:
     # --- messages ------------------------------------------------------------------------------------------------
 
     def _send_activations(self, minibatch: int, peer: int) -> None:
-        outputs = self._flights[minibatch].outputs
-        names = self._stage.sends[peer]
-        self._mailbox.send(MessageKind.ACTIVATIONS, minibatch, peer, {n: _to_send(outputs[n]) for n in names})
+        flight = self._flights[minibatch]
+        values = {name: _to_send(flight.outputs[name]) for name in self._stage.sends[peer]}
+        self._mailbox.send(MessageKind.ACTIVATIONS, minibatch, peer, values)
+        flight.unsent.discard(peer)
+        self._drop_outputs_if_sent(flight)
 
     def _receive_activations(self, minibatch: int, peer: int) -> None:
         names = tuple(port.name for port in self._stage.inputs if port.source == peer)
@@ -192,13 +198,38 @@ class StageEngine:
         self.samples += self._batch_size(flight.inputs)
         self._report_forward(minibatch)
         flight.slot = self.weights.acquire()
-        seed_torch(minibatch_seed(self._seed, self.vw, minibatch, self.index))
-        with calling_stage(self._folder, self._stage):
-            values = flight.slot.module(*flight.inputs.values())
-        assert len(values) == len(self._stage.outputs), "the stage module returns other values than the plan says"
-        flight.outputs = {port.name: value for port, value in zip(self._stage.outputs, values, strict=True)}
+        if self._stage.recompute:
+            self._run_keeping_inputs(minibatch, flight)
+        else:
+            flight.outputs = self._run(minibatch, flight.slot, flight.inputs)
         if self._is_last and self._plan.loss in flight.outputs:
             self._pending_losses[minibatch] = flight.outputs[self._plan.loss].detach()
+        self._drop_outputs_if_sent(flight)
+
+    def _run(self, minibatch: int, slot: Slot, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """The module's outputs by name; the same whenever it is called with the same inputs, weights and buffers."""
+        seed_torch(minibatch_seed(self._seed, self.vw, minibatch, self.index))
+        with calling_stage(self._folder, self._stage):
+            values = slot.module(*inputs.values())
+        assert len(values) == len(self._stage.outputs), "the stage module returns other values than the plan says"
+        return {port.name: value for port, value in zip(self._stage.outputs, values, strict=True)}
+
+    def _run_keeping_inputs(self, minibatch: int, flight: _Flight) -> None:
+        """F of a stage that recomputes: see `hetpipe_compiler.runtime.recompute`."""
+        assert flight.slot is not None
+        flight.buffers = self.weights.mutated_buffers()
+        given, flight.inputs = flight.inputs, kept_inputs(flight.inputs, self._stage.inputs)
+        with nothing_saved():
+            outputs = self._run(minibatch, flight.slot, given)
+        flight.outputs = {n: v.detach() if isinstance(v, torch.Tensor) else v for n, v in outputs.items()}
+        flight.unsent = set(self._stage.sends)
+
+    def _run_again(self, minibatch: int, flight: _Flight) -> None:
+        """The forward once more, before its backward."""
+        assert flight.slot is not None
+        with random_state_kept(self._device), buffers_replaced(flight.slot.module, flight.buffers):
+            flight.outputs = self._run(minibatch, flight.slot, flight.inputs)
+        flight.buffers = {}
 
     def _backward(self, minibatch: int) -> None:
         """Gradients of a value that several stages use are summed from the last stage to the first.
@@ -207,6 +238,8 @@ class StageEngine:
         """
         flight = self._flights[minibatch]
         assert flight.slot is not None, f"B{minibatch} before F{minibatch}"
+        if self._stage.recompute:
+            self._run_again(minibatch, flight)
         roots: list[Tensor] = []
         gradients: list[Tensor | None] = []
         for name, value in flight.outputs.items():
@@ -276,6 +309,10 @@ class StageEngine:
             return self._plan.batch_size
         name, dimension = self._batch_dimension
         return int(inputs[name].shape[dimension])
+
+    def _drop_outputs_if_sent(self, flight: _Flight) -> None:
+        if self._stage.recompute and not flight.unsent:
+            flight.outputs = {}
 
     def _drop_if_done(self, minibatch: int) -> None:
         if not self._flights[minibatch].gradients_to_send:

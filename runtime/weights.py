@@ -82,6 +82,7 @@ class WeightVersions:
             for name, p in declared.items()
             if not p.requires_grad
         }
+        self._mutated = mutated
         self.buffers: dict[str, Tensor] = {}
         for name, buffer in modules[0].named_buffers():
             value = _value(values, name, buffer)
@@ -148,6 +149,10 @@ class WeightVersions:
                 continue
             master = self.parameters[name]
             master.grad = gradient if master.grad is None else master.grad + gradient
+
+    def mutated_buffers(self) -> dict[str, Tensor]:
+        """Copies of the buffers that the forward pass changes."""
+        return {name: buffer.clone() for name, buffer in self.buffers.items() if name in self._mutated}
 
     def begin_write(self) -> FlatTensors:
         """Announce a change of the master and get it.

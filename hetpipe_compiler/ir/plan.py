@@ -77,6 +77,8 @@ class Stage(_Model):
         receives_bytes: Activations and gradients received per minibatch.
         sends_bytes, sends_links: Later stage -> activations sent there per minibatch, and the link that they take.
         in_flight: w_s, minibatches between F and B on this stage.
+        recompute: Whether it keeps its inputs only, and B runs the forward again first: ``backward_ms`` and
+            ``stage_ms`` contain that.
         inputs: Ports it receives, in the order of the module's arguments (stage 0: the batch's tensors, with source 0).
         outputs: Ports it makes for later stages, in the order of what the module returns (last stage: the loss last).
         sends: Later stage -> names sent there straight away after a forward.
@@ -100,6 +102,7 @@ class Stage(_Model):
     sends_bytes: dict[int, int] = Field(default_factory=dict)
     sends_links: dict[int, str] = Field(default_factory=dict)
     in_flight: int
+    recompute: bool = False
     inputs: tuple[Port, ...] = ()
     outputs: tuple[Port, ...] = ()
     sends: dict[int, tuple[str, ...]] = Field(default_factory=dict)
