@@ -99,7 +99,7 @@ def _worker_lines(about: Explained, at: int) -> Iterator[str]:
 
 def _search(about: Explained, group: Group) -> Search:
     classes = device_classes(group, about.cluster, about.chain)
-    rule = MemoryRule(about.chain.optimizer_factor, about.staleness)
+    rule = MemoryRule.of(about.chain, about.staleness)
     return search(about.chain, classes, rule, overlapped=about.overlapped, max_sets=0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from hetpipe_compiler.passes.coarsen import Coarsen, node_chain
 from hetpipe_compiler.passes.eval_mode import EvalMode, compare_with_eval
 from hetpipe_compiler.passes.fuse_atomic import FuseAtomic, fuse_atomic
 from hetpipe_compiler.passes.normalize import Normalize, normalize
-from hetpipe_compiler.passes.optimizer_state import optimizer_factor
+from hetpipe_compiler.passes.optimizer_state import optimizer_memory
 from hetpipe_compiler.passes.planning import Allocate, is_auto
 from hetpipe_compiler.planning_steps import plan_explanation, planning_passes
 from hetpipe_compiler.verification.verify import Verification, Verifier
@@ -130,6 +131,7 @@ def _export(path: Path, compilation: Compilation) -> None:
     assert chain is not None
     kinds = compilation.cluster.kinds()
     whole = node_chain(captured, costs, components, kinds, name=chain.name, optimizer_factor=chain.optimizer_factor)
+    whole = replace(whole, step_factor=chain.step_factor, loop_factor=chain.loop_factor)
     graph = chain_graph(whole, {name: cost.output_bytes for name, cost in costs.items()})
     write_text(path, graph.to_json())
 
@@ -137,7 +139,7 @@ def _export(path: Path, compilation: Compilation) -> None:
 def _model_passes(loaded: LoadedWorkload, compilation: Compilation, options: CompileOptions) -> tuple[Pass, ...]:
     assert compilation.captured is not None
     trainable = {t.name for t in compilation.captured.parameters if t.trainable}
-    factor = optimizer_factor(
+    optimizer = optimizer_memory(
         loaded.workload.optimizer, {n: t for n, t in compilation.captured.meta.items() if n in trainable}
     )
     return (
@@ -146,5 +148,10 @@ def _model_passes(loaded: LoadedWorkload, compilation: Compilation, options: Com
         AnnotateCost(),
         ApplyProfile(options.profiles),
         FuseAtomic(),
-        Coarsen(model_name=_name(loaded), optimizer_factor=factor),
+        Coarsen(
+            model_name=_name(loaded),
+            optimizer_factor=optimizer.state,
+            step_factor=optimizer.step,
+            loop_factor=optimizer.loop,
+        ),
     )

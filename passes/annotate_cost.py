@@ -5,6 +5,10 @@
 2. Backward: the node's own gradient is run the same way, so no formula for a backward pass is written here.
 3. Saved bytes: ``saved_tensors_hooks`` sees each storage that autograd keeps. A storage counts once in the whole graph,
    with the node that made it; parameters and buffers do not count.
+4. Workspace: the larger of what the node's forward and its backward need beside that. Forward: the most bytes alive at
+   once, without those that some node saves, and the inputs that no node saves. Backward: the gradients of its results,
+   and the most that is alive of what the backward makes (gradients of inputs among them), without the gradients that
+   parameters keep. Gradients that wait for an earlier node take the place of what has been freed since the forward.
 
 The kernels are those of meta tensors (those of the CPU); a GPU's may keep other things.
 """
@@ -29,6 +33,7 @@ from hetpipe_compiler.ir.captured import Captured
 from hetpipe_compiler.ir.costs import GradientSum, NodeCost, SavedStorage, Work
 from hetpipe_compiler.ir.source import source_place
 from hetpipe_compiler.passes.base import Compilation, Pass
+from hetpipe_compiler.passes.live_bytes import LiveBytes, NodeLives, storages, tensors_in
 from hetpipe_compiler.passes.node_key import node_key
 
 #: Operators that move nothing: they rename, allocate lazily, or only look.
@@ -53,10 +58,11 @@ class AnnotateCost(Pass):
 
     def dump(self, compilation: Compilation) -> str:
         assert compilation.costs is not None
-        rows = [f"{'node':40} {'GFLOP':>10} {'out MiB':>10} {'saved MiB':>10}"]
+        rows = [f"{'node':40} {'GFLOP':>10} {'out MiB':>10} {'saved MiB':>10} {'work MiB':>10}"]
         for name, cost in compilation.costs.items():
             saved_mib = sum(s.bytes for s in cost.saved) / 2**20
-            rows.append(f"{name:40} {cost.flops / 1e9:10.4f} {cost.output_bytes / 2**20:10.3f} {saved_mib:10.3f}")
+            mib = f"{cost.output_bytes / 2**20:10.3f} {saved_mib:10.3f} {cost.workspace / 2**20:10.3f}"
+            rows.append(f"{name:40} {cost.flops / 1e9:10.4f} {mib}")
         return "\n".join(rows)
 
 
@@ -105,21 +111,25 @@ def _count(
     counter = _CostInterpreter(captured, tensors, torch.device(device))
     counter.run(*example)
     counter.add_gradient_sums()
+    counter.add_workspaces()
     return counter
 
 
 class _WorkMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Collects the work of each operator that reaches a kernel."""
+    """Collects the work of each operator that reaches a kernel, and the storages that operators make."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.work: list[Work] = []
+        self.live = LiveBytes()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         if not func.is_view and func._schema.name not in _FREE:
             self.work.append(_work_of(func, args, kwargs, out))
+        if not func.is_view:
+            self.live.note(tensors_in(out), tensors_in((args, kwargs)))
         return out
 
 
@@ -186,6 +196,7 @@ class _CostInterpreter(fx.Interpreter):
         self.calls: dict[str, NodeCall] = {}
         self._graph = captured.graph_module.graph
         self._values: dict[fx.Node, torch.Tensor] = {}
+        self._lives: dict[str, NodeLives] = {}
         self._saver = _Saver({t.untyped_storage()._cdata for t in tensors.values()})
         # Every tensor ever made stays alive here, so that no storage's identity is used again.
         self._alive: list[Any] = []
@@ -229,11 +240,13 @@ class _CostInterpreter(fx.Interpreter):
             call_args, call_kwargs = pytree.tree_unflatten(given, spec)
             out = call(*call_args, **call_kwargs)
         forward, mode.work = tuple(mode.work), []
+        lives = NodeLives(mode.live.peak, mode.live.made, storages(given))
         # A view made under no_grad says that it requires a gradient, but none ever flows.
         grad = next((c[1] for c in reversed(contexts_of(node)) if c[0] == "grad"), True)
         differentiable = grad and any(isinstance(t, torch.Tensor) and t.requires_grad for t in pytree.tree_leaves(out))
         if differentiable:
-            _run_backward(out, inputs, mode)
+            lives.backward = _run_backward(out, inputs, self._kept_gradients(node), mode)
+        self._lives[node.name] = lives
         backward = tuple(mode.work)
         value = pytree.tree_map(lambda t: _passed_on(t, differentiable) if isinstance(t, torch.Tensor) else t, out)
         self._alive.append((out, value))
@@ -261,6 +274,27 @@ class _CostInterpreter(fx.Interpreter):
             owner = readers[0] if node.op == "get_attr" else node.name
             cost = self.costs[owner]
             self.costs[owner] = replace(cost, sums=(*cost.sums, GradientSum(key, work, len(readers) - 1)))
+
+    def add_workspaces(self) -> None:
+        """Fill in `NodeCost.workspace`, when all nodes are known."""
+        for name, lives in self._lives.items():
+            self.costs[name] = replace(
+                self.costs[name], workspace=lives.workspace(self._saver.seen, self._saver.excluded)
+            )
+
+    def _kept_gradients(self, node: fx.Node) -> int:
+        """Bytes of the gradients that parameters keep when the backward of ``node`` has run.
+
+        Where several nodes read a parameter, the last one's gradient is kept; the others are added to it and go.
+        """
+        kept: dict[int, int] = {}
+        for source in node.all_input_nodes:
+            value = self.env[source]
+            if isinstance(value, torch.Tensor) and value.requires_grad and [*source.users][-1] is node:
+                key = value.untyped_storage()._cdata
+                if key in self._saver.excluded:
+                    kept[key] = value.numel() * value.element_size()
+        return sum(kept.values())
 
     def _note(
         self,
@@ -319,12 +353,18 @@ def _passed_on(value: torch.Tensor, differentiable: bool) -> torch.Tensor:
     return value.detach().requires_grad_(differentiable and value.requires_grad)
 
 
-def _run_backward(out: Any, inputs: list[Any], mode: _WorkMode) -> None:
-    """The node's own gradient, with some gradient for each of its results."""
-    outs = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor) and t.requires_grad]
-    wanted = [t for t in inputs if isinstance(t, torch.Tensor) and t.requires_grad]
+def _run_backward(out: Any, inputs: list[Any], kept_bytes: int, mode: _WorkMode) -> int:
+    """The node's own gradient, with some gradient for each of its results.
+
+    Returns the bytes alive at its peak, ``kept_bytes`` of the gradients excepted.
+    """
+    outs = [t for t in tensors_in(out) if t.requires_grad]
+    wanted = [t for t in tensors_in(inputs) if t.requires_grad]
     unique = list({id(t): t for t in wanted}.values())
     gradients = [torch.empty_like(t) for t in outs]
+    mode.live.restart()
     if outs and unique:
+        mode.live.note(gradients)
         with mode:
             torch.autograd.grad(outs, unique, gradients, allow_unused=True)
+    return max(sum(map(_bytes, gradients)), mode.live.peak - kept_bytes)

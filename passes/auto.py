@@ -63,7 +63,7 @@ def auto_allocation(
     Raises:
         PlanningError: HP301 and others, if nothing fits: what the first policy raises.
     """
-    estimator = _Estimator(chain, cluster, MemoryRule(chain.optimizer_factor, staleness), overlapped)
+    estimator = _Estimator(chain, cluster, MemoryRule.of(chain, staleness), overlapped)
     candidates = [allocate(cluster, policy) for policy in BASELINES]
     seen = {_shape(tuple(g.devices for g in a.groups), estimator) for a in candidates}
     for groups in _promising(cluster, estimator):

@@ -34,6 +34,7 @@ class NodeArrays(NamedTuple):
         producer, forward_bytes, backward_bytes, readers: Per value; ``readers``: how many nodes read it.
         item_starts, items: Things that a node holds and others hold too, each counted once a stage; of a category and a
             size.
+        most: ``[quantity, node]``: workspace and largest parameter; the largest of a stage's nodes counts.
     """
 
     read_starts: IntArray
@@ -48,6 +49,7 @@ class NodeArrays(NamedTuple):
     items: IntArray
     item_category: IntArray
     item_bytes: IntArray
+    most: IntArray
 
 
 @dataclass(frozen=True)
@@ -165,12 +167,18 @@ def _costs(chain: BlockChain, node_of: IntArray, count: int) -> tuple[IntArray, 
             for node in nodes:
                 shared[node].append(len(items))
             items.append((category, item.bytes))
+    most = np.zeros((2, count), dtype=np.int64)
+    for block, size in enumerate(chain.workspace):
+        most[0, node_of[block]] = max(most[0, node_of[block]], size)
+    for item in chain.parameters:
+        for block in item.blocks:
+            most[1, node_of[block]] = max(most[1, node_of[block]], item.bytes)
     values_table = np.array(values, dtype=np.int64).reshape(-1, 4)
     items_table = np.array(items, dtype=np.int64).reshape(-1, 2)
     producers, forward, backward, read_by = _columns(values_table)
     categories, sizes = _columns(items_table)
     arrays = NodeArrays(
-        *_rows(reads), *_rows(made), producers, forward, backward, read_by, *_rows(shared), categories, sizes
+        *_rows(reads), *_rows(made), producers, forward, backward, read_by, *_rows(shared), categories, sizes, most
     )
     return held, arrays
 

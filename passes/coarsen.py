@@ -32,7 +32,7 @@ class Coarsen(Pass):
 
     Attributes:
         model_name: Name for the chain.
-        optimizer_factor: Bytes of optimizer state per byte of trainable parameter.
+        optimizer_factor, step_factor, loop_factor: The optimizer's memory, as in `BlockChain`.
         max_blocks: Blocks at most.
     """
 
@@ -42,6 +42,8 @@ class Coarsen(Pass):
 
     model_name: str
     optimizer_factor: float
+    step_factor: float = 0.0
+    loop_factor: float = 0.0
     max_blocks: int = 256
 
     def run(self, compilation: Compilation) -> None:
@@ -51,9 +53,10 @@ class Coarsen(Pass):
         assert components is not None
         kinds = compilation.cluster.kinds()
         groups = coarsen(components, costs, kinds, self.max_blocks)
-        compilation.chain = build_chain(
+        chain = build_chain(
             captured, costs, groups, kinds, name=self.model_name, optimizer_factor=self.optimizer_factor
         )
+        compilation.chain = replace(chain, step_factor=self.step_factor, loop_factor=self.loop_factor)
 
 
 def coarsen(
@@ -146,6 +149,7 @@ def build_chain(
         frozen=tuple(frozen),
         saved=tuple(SharedBytes(n, size, (at,)) for (n, at), size in saved.items()),
         optimizer_factor=optimizer_factor,
+        workspace=tuple(max((costs[n].workspace for n in g), default=0) for g in groups),
         ends_fixed=True,
     )
 

@@ -113,7 +113,7 @@ def choose_concurrency(
     """
     if nm is not None and nm < 1:
         raise PlanningError("HP307", f"Nm = {nm} minibatches in flight", where="--nm", hint="give 1 or more")
-    rule = MemoryRule(chain.optimizer_factor, staleness, reproducible)
+    rule = MemoryRule.of(chain, staleness, reproducible)
     planners: dict[Hashable, _Planner] = {}
     members: list[tuple[_Planner, DeviceClasses, Group]] = []
     for group, split in zip(allocation.groups, _splits_per_group(splits, len(allocation.groups)), strict=True):

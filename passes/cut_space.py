@@ -229,6 +229,8 @@ class CutSpace:
             distinct.index(nm),
             self.rule.optimizer_factor,
             self.rule.own_sums,
+            self.rule.step_factor,
+            self.rule.loop_factor,
             self.whole_memory,
         )
 
@@ -292,6 +294,7 @@ def _device_arrays(chain: BlockChain, classes: DeviceClasses) -> DeviceArrays:
         receives_over[b, classes.link_between[a, b]] = True
     return DeviceArrays(
         available=np.array([k.memory_bytes - reserve_bytes(chain, k) for k in classes.kinds], dtype=np.int64),
+        on_cpu=np.array([k.is_cpu for k in classes.kinds]),
         bytes_per_ms=np.array([link.bandwidth_gb_s * 1e6 for link in links] or [np.inf]),
         latency_ms=np.array([link.latency_us * 1e-3 for link in links] or [0.0]),
         link_between=classes.link_between,

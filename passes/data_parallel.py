@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from hetpipe_compiler.ir.blocks import BlockChain
 from hetpipe_compiler.ir.cluster import Cluster, Device, DeviceKind
 from hetpipe_compiler.ir.plan import DataParallel
+from hetpipe_compiler.passes.stage_memory import MemoryRule
 
 
 def predict_data_parallel(chain: BlockChain, cluster: Cluster) -> DataParallel:
@@ -38,13 +39,16 @@ def predict_data_parallel(chain: BlockChain, cluster: Cluster) -> DataParallel:
 def replica_bytes(chain: BlockChain, kind: DeviceKind) -> int:
     """Memory of the whole model in training with one minibatch in flight, with the reserve of ``kind``.
 
-    Weights, gradients, optimizer state, frozen values, and what autograd saves. A chain with ``resident`` says its
-    memory itself: then that sum is all there is.
+    Weights, gradients, optimizer state, frozen values, what autograd saves, and workspace. A chain with ``resident``
+    says its memory itself: then that sum is all there is.
     """
     if chain.resident is not None:
         return sum(chain.resident)
     parameters = sum(p.bytes for p in chain.parameters)
     others = sum(f.bytes for f in chain.frozen) + sum(s.bytes for s in chain.saved)
+    rule = MemoryRule.of(chain)
+    step = rule.step_bytes(parameters, max((p.bytes for p in chain.parameters), default=0), on_cpu=kind.is_cpu)
+    others += max(max(chain.workspace, default=0), step - sum(s.bytes for s in chain.saved))
     return 2 * parameters + math.ceil(parameters * chain.optimizer_factor) + others + kind.reserve_bytes
 
 

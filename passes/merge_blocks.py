@@ -69,7 +69,7 @@ def shorten_chain(chain: BlockChain, max_blocks: int) -> BlockChain:
 def merge_blocks(chain: BlockChain, bounds: Bounds) -> BlockChain:
     """The chain whose blocks are the intervals ``bounds`` of this one.
 
-    Costs add up; what is read inside its own block only no longer crosses.
+    Costs add up, of workspaces the largest counts; what is read inside its own block only no longer crosses.
     """
     if len(bounds) == len(chain):
         return chain
@@ -85,6 +85,7 @@ def merge_blocks(chain: BlockChain, bounds: Bounds) -> BlockChain:
         parameters=_moved(chain.parameters, home),
         frozen=_moved(chain.frozen, home),
         saved=_moved(chain.saved, home),
+        workspace=tuple(max(chain.workspace[lo:hi]) for lo, hi in bounds) if chain.workspace else (),
         resident=tuple(sum(chain.resident[lo:hi]) for lo, hi in bounds) if chain.resident is not None else None,
         colocate=tuple(g for g in (tuple(sorted({home[b] for b in group})) for group in chain.colocate) if len(g) > 1),
     )

@@ -1,18 +1,37 @@
-"""How much state the workload's optimizer keeps, measured by stepping the real one."""
+"""What memory the workload's optimizer needs, measured by stepping the real one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.ir.workload import make_optimizer
+from hetpipe_compiler.passes.live_bytes import LiveBytesMode
+
+Make = Callable[[Any], torch.optim.Optimizer]
 
 
-def optimizer_factor(make: Callable[[Any], torch.optim.Optimizer], parameters: Mapping[str, torch.Tensor]) -> float:
-    """Bytes of optimizer state per byte of trainable parameter, after one step.
+@dataclass(frozen=True)
+class OptimizerMemory:
+    """Bytes per byte of trainable parameter.
+
+    Attributes:
+        state: What it keeps, after one step.
+        step: What a step needs for a moment, taking all parameters at once where PyTorch would on a GPU.
+        loop: The same per byte of the largest parameter, taking them as PyTorch does on a CPU.
+    """
+
+    state: float
+    step: float
+    loop: float
+
+
+def optimizer_memory(make: Make, parameters: Mapping[str, torch.Tensor]) -> OptimizerMemory:
+    """Memory of the optimizer that ``make`` makes.
 
     Args:
         make: The workload's optimizer maker.
@@ -23,13 +42,13 @@ def optimizer_factor(make: Callable[[Any], torch.optim.Optimizer], parameters: M
     """
     copies = {n: torch.nn.Parameter(torch.empty_like(p, device="meta")) for n, p in parameters.items()}
     try:
-        state = _state_bytes(make, copies)
+        return _measured(make, copies)
     except Exception:
         # Some optimizers read values. A few of the smallest parameters for real stand for all of them.
         smallest = sorted(parameters.items(), key=lambda item: item[1].numel())[:8]
         copies = {n: torch.nn.Parameter(torch.zeros(p.shape, dtype=p.dtype)) for n, p in smallest}
         try:
-            state = _state_bytes(make, copies)
+            return _measured(make, copies)
         except Exception as error:
             raise WorkloadError(
                 "HP109",
@@ -37,11 +56,21 @@ def optimizer_factor(make: Callable[[Any], torch.optim.Optimizer], parameters: M
                 where="Workload.optimizer",
                 hint="it is called with a stage's parameters and must return a torch.optim.Optimizer",
             ) from error
-    return state / max(1, sum(p.numel() * p.element_size() for p in copies.values()))
 
 
-def _state_bytes(make: Callable[[Any], torch.optim.Optimizer], parameters: Mapping[str, torch.nn.Parameter]) -> int:
+def _measured(make: Make, parameters: Mapping[str, torch.nn.Parameter]) -> OptimizerMemory:
+    sizes = [p.numel() * p.element_size() for p in parameters.values()]
+    loop, step = _stepped(make, parameters, at_once=False), _stepped(make, parameters, at_once=True)
+    return OptimizerMemory(loop[0] / max(1, sum(sizes)), step[1] / max(1, sum(sizes)), loop[1] / max(1, *sizes))
+
+
+def _stepped(make: Make, parameters: Mapping[str, torch.nn.Parameter], *, at_once: bool) -> tuple[int, int]:
+    """Bytes of state after a step, and bytes that a second one has alive for a moment."""
     optimizer = make_optimizer(make, parameters)
+    if at_once:
+        for group in optimizer.param_groups:
+            if "foreach" in group and group["foreach"] is None and not group.get("fused"):
+                group["foreach"] = True
     for parameter in parameters.values():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
@@ -49,4 +78,6 @@ def _state_bytes(make: Callable[[Any], torch.optim.Optimizer], parameters: Mappi
     tensors = [
         t for state in optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor) and t.dim()
     ]
-    return sum(t.numel() * t.element_size() for t in tensors)
+    with LiveBytesMode() as mode:
+        optimizer.step()
+    return sum(t.numel() * t.element_size() for t in tensors), mode.live.peak

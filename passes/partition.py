@@ -122,7 +122,7 @@ def partition(
         PlanningError: HP301 nothing fits, HP302 too many orders to search, HP303 or HP306 a wrong ``split``, HP304 no
             times for a device kind, HP308 nothing found, but not everything searched.
     """
-    rule = MemoryRule(chain.optimizer_factor, staleness, reproducible)
+    rule = MemoryRule.of(chain, staleness, reproducible)
     boundaries = split_boundaries(chain, split) if split is not None else None
     space = search(
         chain,

@@ -125,7 +125,7 @@ class Search:
         """Whether that class has room for the stage with so many minibatches in flight."""
         kind = self.classes.kinds[device_class]
         available = kind.memory_bytes - reserve_bytes(self.chain, kind)
-        return total_bytes(self.sums(stage), in_flight, self.memory_rule) <= available
+        return total_bytes(self.sums(stage), in_flight, kind, self.memory_rule) <= available
 
     def fits(self, plan: Found, in_flight: tuple[int, ...]) -> bool:
         """Whether every stage of ``plan`` has room for its minibatches in flight."""

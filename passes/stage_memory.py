@@ -1,6 +1,6 @@
 """Memory of a stage: the one formula that the partitioner searches with and the report prints.
 
-With P the trainable parameter bytes of a stage and w its minibatches in flight:
+With P the trainable parameter bytes of a stage, w its minibatches in flight and A what autograd saves of one:
 
 ==============  ============================================================================================
 part            bytes
@@ -9,13 +9,17 @@ weights         P + frozen parameters, buffers and constants
 versions        w P: a ring of w stashed copies beside the master; none with w = 1, which computes on the master
 gradients       P
 optimizer       P x optimizer_factor
-own_sums        2 P: the wave in progress and the one pushed last; reproducible mode keeps D + 1 waves: (D + 1) P
-activations     w x what autograd saves
+own_sums        3 P: the wave in progress, the one pushed last, and the update being made; reproducible mode keeps
+                D + 1 waves: (D + 2) P
+activations     w A
 boundary        w x the forward values received + one copy of the gradients received and sent
-pulled          0: pulled weights wait in host memory until the gate applies them
+workspace       the most that one node needs while it runs, backward or forward; or what the optimizer's step needs
+                beyond the A bytes that its minibatch has just set free, if that is more
+pulled          on a CPU P: pulled weights wait in host memory until the gate applies them; on a GPU 0
 reserve         what the device kind loses to its context and to fragmentation
 ==============  ============================================================================================
 
+The parts do not all peak at once (gradients grow while activations go), so their sum bounds the peak from above.
 A chain with ``resident`` says a stage's memory itself: then that sum is all there is, and it stands under ``weights``.
 """
 
@@ -37,6 +41,7 @@ PARTS = (
     "own_sums",
     "activations",
     "boundary",
+    "workspace",
     "pulled",
     "reserve",
 )
@@ -44,22 +49,35 @@ PARTS = (
 
 @dataclass(frozen=True)
 class MemoryRule:
-    """What the formula needs beside the stage: the optimizer, and how many sums of its own waves a stage keeps."""
+    """What the formula needs beside the stage: the optimizer, and how many sums of its own waves a stage keeps.
+
+    The factors are those of `BlockChain`.
+    """
 
     optimizer_factor: float
     staleness: int = 0
     reproducible: bool = False
+    step_factor: float = 0.0
+    loop_factor: float = 0.0
+
+    @classmethod
+    def of(cls, chain: BlockChain, staleness: int = 0, reproducible: bool = False) -> MemoryRule:
+        """The rule for ``chain``'s optimizer."""
+        return cls(chain.optimizer_factor, staleness, reproducible, chain.step_factor, chain.loop_factor)
 
     @property
     def own_sums(self) -> int:
-        """Sums of own waves that a stage keeps, in multiples of P."""
-        return self.staleness + 1 if self.reproducible else 2
+        """Sums of own waves that a stage keeps and the update being made, in multiples of P."""
+        return (self.staleness + 1 if self.reproducible else 2) + 1
+
+    def step_bytes(self, parameters: int, largest_parameter: int, *, on_cpu: bool) -> int:
+        """What the optimizer's step allocates for a moment."""
+        return math.ceil(largest_parameter * self.loop_factor if on_cpu else parameters * self.step_factor)
 
 
 def stage_memory(sums: StageSums, in_flight: int, kind: DeviceKind, rule: MemoryRule) -> dict[str, int]:
     """Bytes of every part of a stage on a device of ``kind``, with ``total`` and ``capacity``."""
-    parts = _parts(sums, in_flight, rule)
-    parts["pulled"] = 0
+    parts = _parts(sums, in_flight, kind, rule)
     parts["reserve"] = kind.reserve_bytes if sums.resident is None else 0
     parts["total"] = sum(parts[name] for name in PARTS)
     parts["capacity"] = kind.memory_bytes
@@ -71,15 +89,16 @@ def reserve_bytes(chain: BlockChain, kind: DeviceKind) -> int:
     return kind.reserve_bytes if chain.resident is None else 0
 
 
-def total_bytes(sums: StageSums, in_flight: int, rule: MemoryRule) -> int:
+def total_bytes(sums: StageSums, in_flight: int, kind: DeviceKind, rule: MemoryRule) -> int:
     """The total without the reserve."""
-    return sum(_parts(sums, in_flight, rule).values())
+    return sum(_parts(sums, in_flight, kind, rule).values())
 
 
-def _parts(sums: StageSums, in_flight: int, rule: MemoryRule) -> dict[str, int]:
+def _parts(sums: StageSums, in_flight: int, kind: DeviceKind, rule: MemoryRule) -> dict[str, int]:
     if sums.resident is not None:
-        return dict.fromkeys(PARTS[:-2], 0) | {"weights": sums.resident}
+        return dict.fromkeys(PARTS[:-1], 0) | {"weights": sums.resident}
     parameters = sums.parameters
+    step = rule.step_bytes(parameters, sums.largest_parameter, on_cpu=kind.is_cpu)
     return {
         "weights": parameters + sums.frozen,
         "versions": parameters * (in_flight if in_flight > 1 else 0),
@@ -88,4 +107,6 @@ def _parts(sums: StageSums, in_flight: int, rule: MemoryRule) -> dict[str, int]:
         "own_sums": parameters * rule.own_sums,
         "activations": sums.saved * in_flight,
         "boundary": sums.received * in_flight + sums.returned + sums.sent_back,
+        "workspace": max(sums.workspace, step - sums.saved),
+        "pulled": parameters if kind.is_cpu else 0,
     }

@@ -19,6 +19,8 @@ class StageSums:
         returned: Bytes of gradients that come back for values which the stage makes and a later stage reads.
         sent_back: Bytes of gradients that the stage sends for the values it received.
         parameters, frozen, saved: Bytes, as in `BlockChain`.
+        largest_parameter: Bytes of the largest that trains.
+        workspace: Of the block that needs most.
         resident: The chain's own figure for the stage's memory, or None.
         forward_ms, backward_ms: Per device kind.
     """
@@ -29,6 +31,8 @@ class StageSums:
     parameters: int
     frozen: int
     saved: int
+    largest_parameter: int
+    workspace: int
     resident: int | None
     forward_ms: dict[str, float]
     backward_ms: dict[str, float]
@@ -53,6 +57,8 @@ def stage_sums(chain: BlockChain, blocks: Collection[int]) -> StageSums:
         parameters=_held(chain.parameters, mine),
         frozen=_held(chain.frozen, mine),
         saved=_held(chain.saved, mine),
+        largest_parameter=max((p.bytes for p in chain.parameters if not mine.isdisjoint(p.blocks)), default=0),
+        workspace=max((chain.workspace[b] for b in mine), default=0) if chain.workspace else 0,
         resident=None if chain.resident is None else sum(chain.resident[b] for b in mine),
         forward_ms={kind: float(times[pick].sum()) for kind, times in chain.forward_ms.items()},
         backward_ms={kind: float(times[pick].sum()) for kind, times in chain.backward_ms.items()},

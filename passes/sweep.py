@@ -71,9 +71,10 @@ class TailArrays(NamedTuple):
 
 
 class DeviceArrays(NamedTuple):
-    """Per class the ``available`` bytes; per link its figures; which links join which classes."""
+    """Per class: ``available`` bytes, and whether it is a CPU; per link its figures; which links join which classes."""
 
     available: IntArray
+    on_cpu: BoolArray
     bytes_per_ms: FloatArray
     latency_ms: FloatArray
     link_between: IntArray
@@ -85,7 +86,7 @@ class MemoryArrays(NamedTuple):
 
     Attributes:
         in_flight: Distinct counts, ascending; ``slot_of`` a tail's length, and ``first_slot`` of a first stage.
-        optimizer_factor, own_sums: As in `stage_memory.MemoryRule`.
+        optimizer_factor, own_sums, step_factor, loop_factor: As in `stage_memory.MemoryRule`.
         whole: Whether the formula applies; else the held bytes are all.
     """
 
@@ -94,6 +95,8 @@ class MemoryArrays(NamedTuple):
     first_slot: int
     optimizer_factor: float
     own_sums: int
+    step_factor: float
+    loop_factor: float
     whole: bool
 
 
@@ -111,13 +114,16 @@ class Walk(NamedTuple):
     """Scratch of the walk, and what it found: per reached set the stage's sums.
 
     Attributes:
-        sums: ``[entry, :]``: received, returned, sent back, parameters, frozen, saved.
+        sums: ``[entry, :]``: received, returned, sent back, parameters, frozen, saved, workspace, largest
+            parameter.
+        path_most: ``[depth, quantity]``: the last two along the walk.
     """
 
     stamp: IntArray
     path_set: IntArray
     path_next: IntArray
     path_node: IntArray
+    path_most: IntArray
     inside: BoolArray
     value_readers: IntArray
     item_holders: IntArray
@@ -132,11 +138,12 @@ def new_walk(sets: int, nodes: int, values: int, items: int) -> Walk:
         path_set=np.zeros(nodes + 2, dtype=np.int64),
         path_next=np.zeros(nodes + 2, dtype=np.int64),
         path_node=np.zeros(nodes + 2, dtype=np.int64),
+        path_most=np.zeros((nodes + 2, 2), dtype=np.int64),
         inside=np.zeros(nodes, dtype=np.bool_),
         value_readers=np.zeros(values, dtype=np.int64),
         item_holders=np.zeros(items, dtype=np.int64),
         reached=np.zeros(sets, dtype=np.int64),
-        sums=np.zeros((sets, 6), dtype=np.int64),
+        sums=np.zeros((sets, 8), dtype=np.int64),
     )
 
 
@@ -164,7 +171,7 @@ def _add(node: int, sign: int, nodes: NodeArrays, walk: Walk, now: IntArray) -> 
 
 
 @numba.njit(cache=True, inline="always")
-def _total(sums: IntArray, entry: int, in_flight: int, memory: MemoryArrays) -> int:
+def _total(sums: IntArray, entry: int, in_flight: int, on_cpu: bool, memory: MemoryArrays) -> int:
     """Memory of a stage without the reserve: `stage_memory`'s formula."""
     if not memory.whole:
         return int(sums[entry, 4])
@@ -172,6 +179,10 @@ def _total(sums: IntArray, entry: int, in_flight: int, memory: MemoryArrays) -> 
     total = parameters * (2 + memory.own_sums) + np.int64(np.ceil(parameters * memory.optimizer_factor))
     if in_flight > 1:
         total += parameters * in_flight
+    step = sums[entry, 7] * memory.loop_factor if on_cpu else parameters * memory.step_factor
+    total += max(sums[entry, 6], np.int64(np.ceil(step)) - sums[entry, 5])
+    if on_cpu:
+        total += parameters
     total += sums[entry, 4] + (sums[entry, 5] + sums[entry, 0]) * in_flight
     return int(total + sums[entry, 1] + sums[entry, 2])
 
@@ -224,12 +235,15 @@ def _reach(
             _add(node, -1, nodes, walk, now)
             continue
         depth += 1
+        for quantity in range(2):
+            walk.path_most[depth, quantity] = max(walk.path_most[depth - 1, quantity], nodes.most[quantity, node])
         walk.path_set[depth], walk.path_next[depth] = reached, sets.grow_starts[reached]
         walk.path_node[depth] = node
         if useful[reached]:
             walk.reached[count] = reached
             walk.sums[count, 0], walk.sums[count, 1], walk.sums[count, 2] = now[0], now[1], now[2]
             walk.sums[count, 3], walk.sums[count, 4], walk.sums[count, 5] = parameters, frozen, saved
+            walk.sums[count, 6], walk.sums[count, 7] = walk.path_most[depth, 0], walk.path_most[depth, 1]
             count += 1
     return count, steps
 
@@ -289,7 +303,7 @@ def _on_class(
             continue
         slots = 0
         for slot in range(memory.in_flight.shape[0]):
-            total = _total(walk.sums, entry, memory.in_flight[slot], memory)
+            total = _total(walk.sums, entry, memory.in_flight[slot], devices.on_cpu[a], memory)
             stages.total[slot, kept] = total
             if overflow or total <= devices.available[a]:
                 slots = slot + 1

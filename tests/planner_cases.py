@@ -33,6 +33,7 @@ def chain_of(
     activation_bytes: int = 0,
     parameters: list[int] | None = None,
     saved: list[int] | None = None,
+    workspace: list[int] | None = None,
     optimizer_factor: float = 0.0,
     batch_size: int = 1,
 ) -> BlockChain:
@@ -53,12 +54,13 @@ def chain_of(
         frozen=(),
         saved=tuple(SharedBytes(f"s{i}", size, (i,)) for i, size in enumerate(saved or [])),
         optimizer_factor=optimizer_factor,
+        workspace=tuple(workspace or ()),
     )
 
 
 FAST = Link("fast", 10.0, 1.0)
 SLOW = Link("slow", 1.0, 20.0)
-KINDS = ("a", "b", "c")
+KINDS = ("a", "b", "cpu")
 
 
 @st.composite
@@ -117,6 +119,9 @@ def chains(draw: st.DrawFn, most: int = 7, least: int = 1, linear: bool = False)
         frozen=held("f"),
         saved=held("s"),
         optimizer_factor=draw(st.sampled_from([0.0, 1.0, 2.0, 0.3])),
+        workspace=draw(st.just(()) | st.lists(st.integers(0, 60), min_size=n, max_size=n).map(tuple)),
+        step_factor=draw(st.sampled_from([0.0, 1.0, 1.7])),
+        loop_factor=draw(st.sampled_from([0.0, 2.0])),
         resident=resident,
         colocate=tuple(tuple(sorted(group)) for group in colocate),
         ends_fixed=draw(st.integers(0, 3)) == 3,

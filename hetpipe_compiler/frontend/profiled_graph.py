@@ -79,6 +79,7 @@ class GraphNodeSpec(_Spec):
         parameter_bytes: Trainable parameters.
         output_bytes: Its value, which is what an edge carries unless the edge says otherwise.
         saved_bytes: Kept from forward to backward, for each minibatch in flight; None: ``output_bytes``.
+        workspace_bytes: Needed only while it runs, forward or backward, beside what is saved.
         resident_bytes: All that it occupies. If every node says so, a stage's memory is their sum and nothing else.
         frozen_bytes: Frozen parameters, buffers and constants by name; a stage holds what several nodes name once.
         colocate: Nodes with the same text share a stage.
@@ -92,6 +93,7 @@ class GraphNodeSpec(_Spec):
     parameter_bytes: Bytes = 0
     output_bytes: Bytes = 0
     saved_bytes: Bytes | None = None
+    workspace_bytes: Bytes = 0
     resident_bytes: Bytes | None = None
     frozen_bytes: dict[str, Bytes] = Field(default_factory=dict)
     colocate: str | None = None
@@ -123,6 +125,8 @@ class ProfiledGraph(_Spec):
     Attributes:
         batch_size: Samples in one minibatch.
         optimizer_bytes_per_parameter_byte: 1.0 for SGD with momentum, 2.0 for Adam.
+        step_bytes_per_parameter_byte, loop_bytes_per_largest_parameter_byte: What the optimizer's step needs for a
+            moment, on GPUs and on CPUs (`BlockChain.step_factor`, ``loop_factor``).
         ends_fixed: Whether the first node (in topological order) must be in the first stage, and the last in the last.
     """
 
@@ -131,6 +135,8 @@ class ProfiledGraph(_Spec):
     name: str = "graph"
     batch_size: Count = 1
     optimizer_bytes_per_parameter_byte: Figure = 1.0
+    step_bytes_per_parameter_byte: Figure = 0.0
+    loop_bytes_per_largest_parameter_byte: Figure = 0.0
     ends_fixed: bool = False
     nodes: tuple[GraphNodeSpec, ...] = Field(min_length=1)
     edges: tuple[GraphEdgeSpec, ...] = ()
@@ -306,6 +312,9 @@ def graph_chain(graph: ProfiledGraph, kinds: Sequence[str], where: str = "graph"
         frozen=_held((name, size, at) for at, node in enumerate(nodes) for name, size in node.frozen_bytes.items()),
         saved=_held((node.id, size, at) for at, (node, size) in enumerate(zip(nodes, saved, strict=True))),
         optimizer_factor=graph.optimizer_bytes_per_parameter_byte,
+        workspace=tuple(node.workspace_bytes for node in nodes),
+        step_factor=graph.step_bytes_per_parameter_byte,
+        loop_factor=graph.loop_bytes_per_largest_parameter_byte,
         resident=tuple(resident) if resident else None,
         colocate=_colocated(node.colocate for node in nodes),
         ends_fixed=graph.ends_fixed,
@@ -337,6 +346,7 @@ def chain_graph(chain: BlockChain, output_bytes: Mapping[str, int]) -> ProfiledG
             parameter_bytes=parameters.get(at, 0),
             output_bytes=output_bytes.get(name, own.get(name, 0)),
             saved_bytes=saved.get(at, 0),
+            workspace_bytes=chain.workspace[at] if chain.workspace else 0,
             resident_bytes=chain.resident[at] if chain.resident is not None else None,
             frozen_bytes=frozen.get(at, {}),
             colocate=labels.get(at),
@@ -350,6 +360,8 @@ def chain_graph(chain: BlockChain, output_bytes: Mapping[str, int]) -> ProfiledG
         name=chain.name,
         batch_size=chain.batch_size,
         optimizer_bytes_per_parameter_byte=chain.optimizer_factor,
+        step_bytes_per_parameter_byte=chain.step_factor,
+        loop_bytes_per_largest_parameter_byte=chain.loop_factor,
         ends_fixed=chain.ends_fixed,
         nodes=nodes,
         edges=tuple(

@@ -76,6 +76,11 @@ class BlockChain:
         frozen: Bytes of frozen parameters, buffers and constants: resident once, no gradient, no versions.
         saved: Storages that autograd keeps from a forward until its backward, per minibatch in flight.
         optimizer_factor: Bytes of optimizer state per byte of trainable parameter.
+        workspace: Bytes of each block that live only while one of its nodes runs forward or backward, beyond what is
+            saved; none: 0 for all.
+        step_factor: Bytes that the optimizer's step needs for a moment per byte of the stage's parameters, where it
+            takes all at once (PyTorch's default on GPUs).
+        loop_factor: The same per byte of the largest parameter, where it takes one after the other (on CPUs).
         resident: Bytes that each block occupies where a profiled graph says so itself (``resident_bytes``): then a
             stage's memory is their sum and nothing else.
         colocate: Groups of blocks (ascending indices) that must share a stage.
@@ -94,6 +99,9 @@ class BlockChain:
     frozen: tuple[SharedBytes, ...]
     saved: tuple[SharedBytes, ...]
     optimizer_factor: float
+    workspace: tuple[int, ...] = ()
+    step_factor: float = 0.0
+    loop_factor: float = 0.0
     resident: tuple[int, ...] | None = None
     colocate: tuple[tuple[int, ...], ...] = ()
     ends_fixed: bool = False
@@ -140,6 +148,7 @@ class BlockChain:
             parameters=moved(self.parameters),
             frozen=moved(self.frozen),
             saved=moved(self.saved),
+            workspace=tuple(self.workspace[b] for b in order) if self.workspace else (),
             resident=None if self.resident is None else tuple(self.resident[b] for b in order),
             colocate=tuple(tuple(sorted(at[b] for b in group)) for group in self.colocate),
         )

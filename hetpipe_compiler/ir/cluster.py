@@ -51,6 +51,11 @@ class DeviceKind:
     source: str
     efficiencies: tuple[tuple[str, float, float], ...] = ()
 
+    @property
+    def is_cpu(self) -> bool:
+        """Whether stages live in the host's own memory: the kind is named ``cpu``, or ``cpu-`` and more."""
+        return self.name == "cpu" or self.name.startswith("cpu-")
+
     def efficiency(self, operator_class: str) -> tuple[float, float]:
         """Shares of the compute and of the memory peak that operators of a class reach."""
         for name, compute, memory in self.efficiencies:

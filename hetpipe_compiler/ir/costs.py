@@ -79,6 +79,7 @@ class NodeCost:
         key: What it has in common with all nodes that cost the same (`hetpipe_compiler.passes.node_key`).
         sums: Additions of the gradients of its value, and of parameters that it is the first to read; no part of
             ``backward``, but of its time.
+        workspace: Bytes that live only while the node runs (`hetpipe_compiler.passes.annotate_cost`, rule 4).
         measured: Device kind -> milliseconds of (forward, backward) from a profile.
     """
 
@@ -91,6 +92,7 @@ class NodeCost:
     saved: tuple[SavedStorage, ...] = field(default=())
     key: str = ""
     sums: tuple[GradientSum, ...] = ()
+    workspace: int = 0
     measured: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @property

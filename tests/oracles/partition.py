@@ -38,7 +38,7 @@ def _transfer_ms(cluster, a, b, n_bytes):
     return n_bytes / (link.bandwidth_gb_s * 1e6) + link.latency_us / 1e3
 
 
-def stage_bytes(chain, cut, in_flight, device, own_sums=2):
+def stage_bytes(chain, cut, in_flight, device, own_sums=3):
     """Memory of a stage, part by part."""
     if chain.resident is not None:
         return sum(chain.resident[b] for b in range(*cut))
@@ -52,7 +52,17 @@ def stage_bytes(chain, cut, in_flight, device, own_sums=2):
     if in_flight > 1:
         total += parameters * in_flight
     total += in_flight * (held(chain.saved) + sum(v.forward_bytes for v in read))
+    total += _moment_bytes(chain, range(lo, hi), parameters, held(chain.saved), device.kind.name)
     return total + sum(v.backward_bytes for v in read) + sum(v.backward_bytes for v in made)
+
+
+def _moment_bytes(chain, blocks, parameters, saved, kind):
+    """What is held for a moment only, or (pulled weights) on a CPU only."""
+    workspace = max((chain.workspace[b] for b in blocks), default=0) if chain.workspace else 0
+    if kind != "cpu":
+        return max(workspace, math.ceil(parameters * chain.step_factor) - saved)
+    largest = max((p.bytes for p in chain.parameters if {*p.blocks} & {*blocks}), default=0)
+    return max(workspace, math.ceil(largest * chain.loop_factor) - saved) + parameters
 
 
 def in_flight(nm, stages, growth):
@@ -97,7 +107,7 @@ def closed_masks(chain):
     return masks
 
 
-def _mask_bytes(chain, before, after, in_flight, reserve, own_sums):
+def _mask_bytes(chain, before, after, in_flight, kind, own_sums):
     mine = after & ~before
     if chain.resident is not None:
         return sum(size for b, size in enumerate(chain.resident) if mine >> b & 1)
@@ -105,15 +115,22 @@ def _mask_bytes(chain, before, after, in_flight, reserve, own_sums):
     parameters = held(chain.parameters)
     read = [v for v in chain.values if before >> v.producer & 1 and any(mine >> c & 1 for c in v.consumers)]
     made = [v for v in chain.values if mine >> v.producer & 1 and any(not after >> c & 1 for c in v.consumers)]
-    total = reserve + held(chain.frozen) + parameters * (2 + own_sums) + math.ceil(parameters * chain.optimizer_factor)
+    total = (
+        kind.reserve_bytes
+        + held(chain.frozen)
+        + parameters * (2 + own_sums)
+        + math.ceil(parameters * chain.optimizer_factor)
+    )
     if in_flight > 1:
         total += parameters * in_flight
     total += in_flight * (held(chain.saved) + sum(v.forward_bytes for v in read))
+    blocks = [b for b in range(len(chain.blocks)) if mine >> b & 1]
+    total += _moment_bytes(chain, blocks, parameters, held(chain.saved), kind.name)
     return total + sum(v.backward_bytes for v in read) + sum(v.backward_bytes for v in made)
 
 
 def least_bottleneck(
-    chain, cluster, devices, *, nm, growth, own_sums=2, ordered=False, boundaries=None, objective="hetpipe"
+    chain, cluster, devices, *, nm, growth, own_sums=3, ordered=False, boundaries=None, objective="hetpipe"
 ):
     """The least bottleneck in ms (infinite if nothing fits); then the least communication, then memory (no reserve)."""
     n = len(chain.blocks)
@@ -142,13 +159,13 @@ def least_bottleneck(
                 compute[k][i, j] = sum(float(per_block[b]) for b in range(n) if mine >> b & 1)
     sizes = {}
 
-    def bytes_table(w, reserve):
-        if (w, reserve) not in sizes:
+    def bytes_table(w, kind):
+        if (w, kind) not in sizes:
             table = np.zeros((count, count), dtype=np.int64)
             for i, j in zip(*np.nonzero(nested), strict=True):
-                table[i, j] = _mask_bytes(chain, masks[i], masks[j], w, reserve, own_sums)
-            sizes[w, reserve] = table
-        return sizes[w, reserve]
+                table[i, j] = _mask_bytes(chain, masks[i], masks[j], w, kind, own_sums)
+            sizes[w, kind] = table
+        return sizes[w, kind]
 
     pipelines = []
     for length in range(1, min(n, len(devices)) + 1):
@@ -165,7 +182,7 @@ def least_bottleneck(
                     transfers = transfers + _over(cluster, order[s + 1], device, returned)
                 mine = compute[device.kind.name]
                 time = np.maximum(mine, transfers) if objective == "overlapped" else mine + transfers
-                held = bytes_table(w[s], device.kind.reserve_bytes)
+                held = bytes_table(w[s], device.kind)
                 times.append(np.where(nested & (held <= device.kind.memory_bytes), time, INFINITE))
                 moved.append(transfers)
                 memory.append(held - (0 if chain.resident is not None else device.kind.reserve_bytes))

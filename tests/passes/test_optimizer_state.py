@@ -10,7 +10,7 @@ import torch
 
 from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.ir.workload import make_optimizer
-from hetpipe_compiler.passes.optimizer_state import optimizer_factor
+from hetpipe_compiler.passes.optimizer_state import optimizer_memory
 
 PARAMETERS = {
     "a.weight": torch.empty(64, 32, device="meta"),
@@ -31,12 +31,12 @@ PARAMETERS = {
     ],
 )
 def test_known_optimizers(make: Callable[[Any], torch.optim.Optimizer], factor: float) -> None:
-    assert optimizer_factor(make, PARAMETERS) == pytest.approx(factor)
+    assert optimizer_memory(make, PARAMETERS).state == pytest.approx(factor)
 
 
 def test_half_precision_parameters_have_state_of_their_size() -> None:
     parameters = {"w": torch.empty(10, 10, dtype=torch.bfloat16, device="meta")}
-    assert optimizer_factor(lambda p: torch.optim.AdamW(p, lr=0.1), parameters) == pytest.approx(2.0)
+    assert optimizer_memory(lambda p: torch.optim.AdamW(p, lr=0.1), parameters).state == pytest.approx(2.0)
 
 
 def test_state_of_a_part_counts_against_all() -> None:
@@ -44,7 +44,7 @@ def test_state_of_a_part_counts_against_all() -> None:
         return torch.optim.SGD([p for n, p in named_parameters if n == "b.weight"], lr=0.1, momentum=0.9)
 
     total = sum(p.numel() for p in PARAMETERS.values())
-    assert optimizer_factor(make, PARAMETERS) == pytest.approx(16 * 64 / total)
+    assert optimizer_memory(make, PARAMETERS).state == pytest.approx(16 * 64 / total)
 
 
 def test_names_are_given_to_who_asks() -> None:
@@ -69,12 +69,12 @@ def test_an_optimizer_that_reads_values_is_measured_for_real() -> None:
                 assert all(p.grad.sum().item() == p.grad.sum().item() for p in group["params"])
             return super().step(closure)
 
-    assert optimizer_factor(lambda p: Reads(p, lr=0.1, momentum=0.9), PARAMETERS) == pytest.approx(1.0)
+    assert optimizer_memory(lambda p: Reads(p, lr=0.1, momentum=0.9), PARAMETERS).state == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, lr=-1), lambda p: list(p), lambda: None])
 def test_an_optimizer_that_cannot_be_made(make: Any) -> None:
     with pytest.raises(WorkloadError) as caught:
-        optimizer_factor(make, PARAMETERS)
+        optimizer_memory(make, PARAMETERS)
     assert caught.value.code == "HP109"
     assert caught.value.where == "Workload.optimizer"
