@@ -34,6 +34,22 @@ def test_known_optimizers(make: Callable[[Any], torch.optim.Optimizer], factor: 
     assert optimizer_memory(make, PARAMETERS).state == pytest.approx(factor)
 
 
+@pytest.mark.parametrize(
+    ("make", "step", "loop"),
+    [
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), 0.0, 0.0),
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1), 1.0, 1.0),
+        (lambda p: torch.optim.AdamW(p, lr=0.1), 1.0, 2.0),
+        (lambda p: torch.optim.AdamW(p, lr=0.1, foreach=False), 2.0 * 64 * 32 / (64 * 32 + 64 + 16 * 64), 2.0),
+    ],
+)
+def test_a_step_takes_all_parameters_at_once_or_one_after_the_other(
+    make: Callable[[Any], torch.optim.Optimizer], step: float, loop: float
+) -> None:
+    memory = optimizer_memory(make, PARAMETERS)
+    assert (memory.step, memory.loop) == (pytest.approx(step), pytest.approx(loop))
+
+
 def test_half_precision_parameters_have_state_of_their_size() -> None:
     parameters = {"w": torch.empty(10, 10, dtype=torch.bfloat16, device="meta")}
     assert optimizer_memory(lambda p: torch.optim.AdamW(p, lr=0.1), parameters).state == pytest.approx(2.0)

@@ -105,6 +105,25 @@ def test_sums_of_own_waves(reproducible, staleness, sums):
     assert parts["own_sums"] == sums * 4 * 32 * 32
 
 
+def test_workspace_is_that_of_the_block_which_needs_most():
+    chain = replace(mlp(4, 32, 1), workspace=(7, 900, 30, 5), optimizer_factor=0.0)
+    for stage, most in (((0,), 7), ((0, 1), 900), ((2, 3), 30), ((3,), 5)):
+        assert stage_memory(stage_sums(chain, stage), 3, CARD, MemoryRule(0.0))["workspace"] == most
+
+
+@pytest.mark.parametrize(("name", "step", "pulled"), [("card", 1.5 * 3000, 0), ("cpu", 2 * 2000, 3000)])
+def test_the_optimizers_step_uses_what_its_minibatch_has_freed(name, step, pulled):
+    """On a GPU all parameters at once, on a CPU the largest; and on a CPU pulled weights wait in the same memory."""
+    parameters = (SharedBytes("a", 1000, (0,)), SharedBytes("b", 2000, (1,)))
+    rule = MemoryRule(0.0, step_factor=1.5, loop_factor=2.0)
+    for saved, workspace in ((0, step), (1000, step - 1000), (step - 40, 50)):
+        chain = replace(
+            mlp(2, 8, 1), parameters=parameters, saved=(SharedBytes("s", int(saved), (0,)),), workspace=(50, 10)
+        )
+        parts = stage_memory(stage_sums(chain, (0, 1)), 4, kind(name), rule)
+        assert (parts["workspace"], parts["pulled"]) == (workspace, pulled)
+
+
 def test_resident_is_all_there_is():
     chain = replace(mlp(3, 32, 1), resident=(5, 6, 7))
     parts = stage_memory(stage_sums(chain, (1, 2)), 4, CARD, MemoryRule(1.0))
