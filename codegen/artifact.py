@@ -4,6 +4,7 @@
 
     plan.json               the plan
     schedule.csv            the programs of all stages
+    decisions.yaml          what was decided, to edit and to compile again
     stages/*.py             stage modules
     weights.safetensors     initial parameters and buffers, under the model's names (not with --no-weights)
     constants.safetensors   tensors that the model makes in forward
@@ -46,10 +47,12 @@ def write_artifact(
     costs: Mapping[str, NodeCost],
     weights: Mapping[str, torch.Tensor] | None,
     check: Callable[[Path], None] | None = None,
+    decisions: str = "",
 ) -> None:
     """Write everything; an earlier plan at ``folder`` is replaced at the end.
 
     Args:
+        decisions: See `hetpipe_compiler.ir.decisions`; empty: none is written.
         check: Called with the finished folder before it takes its place; if it raises, nothing is written.
 
     Raises:
@@ -58,6 +61,8 @@ def write_artifact(
 
     def write(new: Path) -> None:
         _write(new, built, schedule, loaded, captured, costs, weights)
+        if decisions:
+            (new / "decisions.yaml").write_text(decisions, encoding="utf-8")
         if check is not None:
             check(new)
 

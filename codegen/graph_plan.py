@@ -1,4 +1,5 @@
-"""A plan made from a profiled graph: ``plan.json``, ``schedule.csv``, ``graph.json``, to look at. Needs no torch.
+"""A plan made from a profiled graph: ``plan.json``, ``schedule.csv``, ``decisions.yaml``, ``graph.json``, to
+look at. Needs no torch.
 
 There is no model, so there are no stage modules and no weights; ``workload`` is None, and hetpipe-run refuses it.
 """
@@ -79,8 +80,10 @@ def _port(value: CrossingValue, source: int) -> Port:
     )
 
 
-def write_graph_plan(folder: Path, plan: Plan, schedule: Schedule, chain: BlockChain) -> None:
+def write_graph_plan(folder: Path, plan: Plan, schedule: Schedule, chain: BlockChain, decisions: str) -> None:
     """Write the folder, with ``chain`` (a block a node) as its graph; an earlier plan there is replaced.
+
+    ``decisions``: see `hetpipe_compiler.ir.decisions`.
 
     Raises:
         ArtifactError: HP410-HP411.
@@ -90,6 +93,7 @@ def write_graph_plan(folder: Path, plan: Plan, schedule: Schedule, chain: BlockC
         new.mkdir()
         (new / "plan.json").write_text(plan.to_json())
         (new / "schedule.csv").write_text(schedule.to_csv())
+        (new / "decisions.yaml").write_text(decisions, encoding="utf-8")
         (new / "graph.json").write_text(json.dumps({"nodes": _graph_nodes(chain)}, indent=0))
 
     replace_folder(folder, write)

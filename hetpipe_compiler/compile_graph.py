@@ -15,8 +15,7 @@ from hetpipe_compiler.ir.cluster import Cluster
 from hetpipe_compiler.options import CompileOptions, CompileResult
 from hetpipe_compiler.passes.base import Compilation, Pass, Pipeline
 from hetpipe_compiler.passes.merge_blocks import shorten_chain
-from hetpipe_compiler.passes.planning import Allocate, is_auto
-from hetpipe_compiler.planning_steps import plan_explanation, planning_passes
+from hetpipe_compiler.planning_steps import decisions_text, first_passes, plan_explanation, planning_passes
 
 
 def is_graph_file(path: str | Path) -> bool:
@@ -64,8 +63,8 @@ def compile_graph(graph: Path, cluster: Cluster, out: Path, options: CompileOpti
     compilation = Compilation(cluster)
     pipeline = Pipeline(options.dump_after, options.on_dump, options.on_start)
     planning = planning_passes(options)
-    if not is_auto(options.policy):
-        pipeline.run(Allocate(options.policy), compilation)
+    for step in first_passes(options):
+        pipeline.run(step, compilation)
     pipeline.run(ReadGraph(graph), compilation)
     whole = compilation.chain
     for step in (Shorten(), *planning):
@@ -77,7 +76,7 @@ def compile_graph(graph: Path, cluster: Cluster, out: Path, options: CompileOpti
     )
     with pipeline.timed("codegen"):
         plan = build_graph_plan(compilation, request)
-        write_graph_plan(out, plan, compilation.schedule, whole)
+        write_graph_plan(out, plan, compilation.schedule, whole, decisions_text(compilation, options))
     return CompileResult(plan, pipeline.seconds, explanation=plan_explanation(compilation, options))
 
 

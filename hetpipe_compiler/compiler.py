@@ -26,8 +26,7 @@ from hetpipe_compiler.passes.eval_mode import EvalMode, compare_with_eval
 from hetpipe_compiler.passes.fuse_atomic import FuseAtomic, fuse_atomic
 from hetpipe_compiler.passes.normalize import Normalize, normalize
 from hetpipe_compiler.passes.optimizer_state import optimizer_memory
-from hetpipe_compiler.passes.planning import Allocate, is_auto
-from hetpipe_compiler.planning_steps import plan_explanation, planning_passes
+from hetpipe_compiler.planning_steps import decisions_text, first_passes, plan_explanation, planning_passes
 from hetpipe_compiler.verification.verify import Verification, Verifier
 
 
@@ -63,8 +62,8 @@ def compile(
     pipeline = Pipeline(options.dump_after, options.on_dump, options.on_start)
     # A wrong policy or partitioner is told before the model is traced.
     planning = planning_passes(options)
-    if not is_auto(options.policy):
-        pipeline.run(Allocate(options.policy), compilation)
+    for step in first_passes(options):
+        pipeline.run(step, compilation)
     with pipeline.timed("capture"):
         compilation.captured = capture(loaded, evaluation=True)
     for step in (*_model_passes(loaded, compilation, options), *planning):
@@ -95,7 +94,17 @@ def compile(
                 held = Verifier(loaded, model_built or build_real(loaded, options.seed), options.seed)
                 found.append(held.verify(folder))
 
-        write_artifact(out, built, schedule, loaded, captured, costs, weights, check if options.verify else None)
+        write_artifact(
+            out,
+            built,
+            schedule,
+            loaded,
+            captured,
+            costs,
+            weights,
+            check if options.verify else None,
+            decisions=decisions_text(compilation, options),
+        )
     if options.export_graph is not None:
         _export(options.export_graph, compilation)
     explained = plan_explanation(compilation, options)

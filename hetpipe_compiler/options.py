@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from hetpipe_compiler.errors import ClusterError
+from hetpipe_compiler.ir.decisions import Decisions
 
 if TYPE_CHECKING:
     from hetpipe_compiler.ir.plan import Plan
@@ -23,6 +26,7 @@ class CompileOptions:
         placement: ``local`` or ``round-robin``: where parameters live.
         update_scale: Factor that the servers put on a pushed update; None: 1/N.
         splits: Cuts by hand, one for each virtual worker or one for all.
+        decisions: A plan by hand; policy, Nm and all else that it decides are then its own (`with_decisions`).
         partitioner: Name of an entry point, or ``module:function``, that makes the stages in place of our search.
         objective: ``hetpipe`` (a stage's time is computation and transfers together) or ``overlapped`` (the longer).
         seed: Makes the initial weights.
@@ -40,6 +44,7 @@ class CompileOptions:
     placement: str = "local"
     update_scale: float | None = None
     splits: tuple[tuple[str | int, ...], ...] | None = None
+    decisions: Decisions | None = None
     partitioner: str | None = None
     objective: str = "hetpipe"
     seed: int = 0
@@ -55,7 +60,36 @@ class CompileOptions:
     @property
     def made_by(self) -> str:
         """Who makes the stages, as the plan says it."""
+        if self.decisions is not None:
+            return self.decisions.author(self.decisions.partitioner)
         return "--split" if self.splits else self.partitioner or "search"
+
+
+def with_decisions(options: CompileOptions, path: Path) -> CompileOptions:
+    """``options`` with what the decisions file at ``path`` decides.
+
+    Raises:
+        ClusterError: HP201, HP202, HP240 the file; HP224 an option that says what the file decides.
+    """
+    unset = CompileOptions()
+    decided = ("policy", "nm", "staleness", "placement", "update_scale", "splits", "partitioner", "objective")
+    for name in decided:
+        if getattr(options, name) != getattr(unset, name):
+            option = "--" + name.removesuffix("s" if name == "splits" else "").replace("_", "-")
+            raise ClusterError(
+                "HP224", f"--decisions decides that, and so does {option}", where=option, hint="edit the file instead"
+            )
+    decisions = Decisions.load(path)
+    return replace(
+        options,
+        decisions=decisions,
+        policy=decisions.policy,
+        nm=decisions.nm,
+        staleness=decisions.staleness,
+        placement=decisions.placement,
+        update_scale=decisions.update_scale,
+        objective=decisions.objective,
+    )
 
 
 @dataclass(frozen=True)

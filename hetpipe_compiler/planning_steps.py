@@ -11,8 +11,10 @@ from hetpipe_compiler.options import CompileOptions
 from hetpipe_compiler.passes.allocate import Allocation
 from hetpipe_compiler.passes.base import Compilation, Pass
 from hetpipe_compiler.passes.concurrency import PlannedWorker
+from hetpipe_compiler.passes.decided import AllocateAsDecided, PartitionAsDecided, decided_workers, decisions_of
 from hetpipe_compiler.passes.own_partitioner import load_partitioner
 from hetpipe_compiler.passes.planning import (
+    Allocate,
     AutoAllocate,
     MakeSchedule,
     Partition,
@@ -23,8 +25,17 @@ from hetpipe_compiler.passes.planning import (
 )
 
 
+def first_passes(options: CompileOptions) -> tuple[Pass, ...]:
+    """What needs no model, so that a mistake in it is told before the model is traced."""
+    if options.decisions is not None:
+        return (AllocateAsDecided(options.decisions),)
+    return () if is_auto(options.policy) else (Allocate(options.policy),)
+
+
 def planning_passes(options: CompileOptions) -> tuple[Pass, ...]:
-    """From the chain on. Any policy but ``auto`` has run before."""
+    """From the chain on; `first_passes` have run before."""
+    if options.decisions is not None:
+        return (PartitionAsDecided(options.decisions), MakeSchedule(options.staleness), Verify())
     given = _planner_options(options)
     auto = (AutoAllocate(given),) if is_auto(options.policy) else ()
     return (*auto, Partition(given), MakeSchedule(options.staleness), Verify())
@@ -44,6 +55,24 @@ def _planner_options(options: CompileOptions) -> PlannerOptions:
     )
 
 
+def decisions_text(compilation: Compilation, options: CompileOptions) -> str:
+    """The content of ``decisions.yaml``: what was decided, for people to edit."""
+    chain, allocation, workers = compilation.chain, compilation.allocation, compilation.workers
+    assert chain is not None
+    assert allocation is not None
+    assert workers is not None
+    return decisions_of(
+        chain,
+        allocation,
+        workers,
+        partitioner=options.made_by,
+        objective=options.objective,
+        staleness=options.staleness,
+        placement=options.placement,
+        update_scale=options.update_scale,
+    ).to_yaml()
+
+
 def plan_explanation(compilation: Compilation, options: CompileOptions) -> str | None:
     """The text for ``--explain-plan``; None if it is not asked for."""
     if not options.explain_plan:
@@ -55,6 +84,8 @@ def plan_explanation(compilation: Compilation, options: CompileOptions) -> str |
 
     def replan(cluster: Cluster, allocation: Allocation, nm: int | None) -> tuple[PlannedWorker, ...]:
         assert chain is not None
+        if options.decisions is not None:
+            return decided_workers(chain, cluster, allocation, options.decisions)
         return plan_workers(chain, cluster, allocation, replace(_planner_options(options), nm=nm))
 
     return explain_plan(

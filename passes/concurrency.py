@@ -30,7 +30,7 @@ from hetpipe_compiler.passes.infeasible import does_not_fit
 from hetpipe_compiler.passes.own_partitioner import OwnPartitioner
 from hetpipe_compiler.passes.partition import PlannedStage, message_ms, planned_stages, relative_gap
 from hetpipe_compiler.passes.partition_problem import PartitionProblem
-from hetpipe_compiler.passes.partition_search import Found, Search, search
+from hetpipe_compiler.passes.partition_search import MAX_SETS, Found, Search, search
 from hetpipe_compiler.passes.simulate.pipeline import PipelineCosts, WaveExchange, steady_period_ms
 from hetpipe_compiler.passes.split import split_boundaries
 from hetpipe_compiler.passes.stage_memory import MemoryRule
@@ -136,6 +136,53 @@ def choose_concurrency(
     candidates = range(1, 2 * largest + 3) if nm is None else range(nm, nm + 1)
     chosen = _choose(list(planners.values()), candidates)
     return tuple(_worker_of(planner, chosen, classes, group) for planner, classes, group in members)
+
+
+@dataclass(frozen=True)
+class WorkerChoice:
+    """A virtual worker that is decided already: its group, and the device, blocks and in-flight count of each stage."""
+
+    group: Group
+    devices: tuple[Device, ...]
+    stages: Sequence[tuple[int, ...]]
+    in_flight: tuple[int, ...]
+
+
+def cost_choices(
+    chain: BlockChain,
+    cluster: Cluster,
+    choices: Sequence[WorkerChoice],
+    *,
+    nm: int,
+    staleness: int = 0,
+    exchange_ms: ExchangeMs | None = None,
+    objective: str = "hetpipe",
+) -> tuple[PlannedWorker, ...]:
+    """Virtual workers as they are decided, whether or not they fit in memory; arguments as `choose_concurrency`'s."""
+    rule = MemoryRule(chain.optimizer_factor, staleness)
+    known: dict[Hashable, PlannedWorker] = {}
+    workers = []
+    for choice in choices:
+        group = choice.group
+        line = device_classes(Group(choice.devices, ordered=True), cluster, chain)
+        free = device_classes(group, cluster, chain)
+        key = (line.key, free.key, tuple(choice.stages), choice.in_flight)
+        if key not in known:
+            every, mine = (
+                search(chain, classes, rule, overlapped=objective == "overlapped", max_sets=max_sets)
+                for classes, max_sets in ((free, MAX_SETS), (line, 0))
+            )
+            planner = _Planner(chain, cluster, _Finder(mine), _Finder(every), True, None, exchange_ms)
+            found = Found(tuple(choice.stages), tuple(range(len(choice.stages))), 0.0, 0.0)
+            known[key] = planner.with_best_vector(found, nm, [choice.in_flight])
+        worker = known[key]
+        stages = tuple(
+            replace(stage, device=device, memory=dict(stage.memory))
+            for stage, device in zip(worker.stages, choice.devices, strict=True)
+        )
+        unused = tuple(device for device in group.devices if device not in choice.devices)
+        workers.append(replace(worker, stages=stages, unused=unused))
+    return tuple(workers)
 
 
 def _ask(partitioner: OwnPartitioner, problem: PartitionProblem, space: Search, nm: int) -> Found | PlanningError:
@@ -265,7 +312,7 @@ class _Planner:
         if nm not in self._best:
             held: PlannedWorker | None = None
             for found in self._partitions(nm):
-                worker = self._with_best_vector(found, nm)
+                worker = self.with_best_vector(found, nm)
                 if held is None or worker.period_ms < held.period_ms * (1 - _PERIOD_GAIN):
                     held = worker
             self._best[nm] = held
@@ -291,7 +338,10 @@ class _Planner:
             before = found
         return list(distinct.values())
 
-    def _with_best_vector(self, found: Found, nm: int) -> PlannedWorker:
+    def with_best_vector(
+        self, found: Found, nm: int, candidates: Sequence[tuple[int, ...]] | None = None
+    ) -> PlannedWorker:
+        """``found`` with the vector of the shortest period: of those that fit in memory, or of ``candidates``."""
         space = self.space
         stages = planned_stages(space, found, LEANEST.vector(nm, len(found.stages)))
         activation_ms, gradient_ms = message_ms(self.chain.permuted(found.order), stages, self.cluster)
@@ -300,13 +350,15 @@ class _Planner:
         costs = PipelineCosts(forward_ms, backward_ms, activation_ms, gradient_ms)
         exchange = self._exchange(found, stages, nm)
         floor_ms = float((forward_ms + backward_ms).max())
-        limits = tuple(
-            max(w for w in range(1, nm + 1) if w == 1 or space.fits_alone(stage, index, w))
-            for stage, index in zip(found.stages, found.classes, strict=True)
-        )
+        if candidates is None:
+            limits = tuple(
+                max(w for w in range(1, nm + 1) if w == 1 or space.fits_alone(stage, index, w))
+                for stage, index in zip(found.stages, found.classes, strict=True)
+            )
+            candidates = vectors(nm, limits)
         best: tuple[int, ...] = ()
         period_ms = np.inf
-        for vector in vectors(nm, limits):
+        for vector in candidates:
             candidate_ms = steady_period_ms(costs, vector)
             if exchange is not None and candidate_ms < period_ms * (1 - _PERIOD_GAIN):
                 # Waiting for servers can only slow the pipeline, and costs more to simulate.

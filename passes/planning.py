@@ -3,6 +3,7 @@ name."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -37,8 +38,7 @@ class Allocate(Pass):
 
     def dump(self, compilation: Compilation) -> str:
         assert compilation.allocation is not None
-        rows = _group_rows(compilation.allocation)
-        return "\n".join([*rows, f"unused: {' '.join(d.id for d in compilation.allocation.unused) or 'none'}"])
+        return groups_text(compilation.allocation)
 
 
 @dataclass(frozen=True)
@@ -86,13 +86,24 @@ class AutoAllocate(Pass):
     def dump(self, compilation: Compilation) -> str:
         allocation = compilation.allocation
         assert allocation is not None
-        rows = _group_rows(allocation)
+        rows = [groups_text(allocation)]
         rows += [f"runner-up: {other.policy} {other.samples_per_s:.1f} samples/s" for other in allocation.runners_up]
         return "\n".join([*rows, f"no allocation exceeds {allocation.bound_samples_per_s:.1f} samples/s"])
 
 
-def _group_rows(allocation: Allocation) -> list[str]:
-    return [f"vw{n}: {' '.join(d.id for d in g.devices)}" for n, g in enumerate(allocation.groups)]
+def groups_text(allocation: Allocation) -> str:
+    """A virtual worker a line, and what is left over."""
+    rows = [f"vw{n}: {' '.join(d.id for d in g.devices)}" for n, g in enumerate(allocation.groups)]
+    return "\n".join([*rows, f"unused: {' '.join(d.id for d in allocation.unused) or 'none'}"])
+
+
+def stages_text(workers: Iterable[PlannedWorker]) -> str:
+    """A stage a line."""
+    return "\n".join(
+        f"vw{n} stage{s}: {stage.device.id} blocks {stage.blocks} {stage.stage_ms:.3f} ms w={stage.in_flight}"
+        for n, worker in enumerate(workers)
+        for s, stage in enumerate(worker.stages)
+    )
 
 
 def is_auto(policy: str) -> bool:
@@ -136,11 +147,7 @@ class Partition(Pass):
 
     def dump(self, compilation: Compilation) -> str:
         assert compilation.workers is not None
-        return "\n".join(
-            f"vw{n} stage{s}: {stage.device.id} blocks {stage.blocks} {stage.stage_ms:.3f} ms w={stage.in_flight}"
-            for n, worker in enumerate(compilation.workers)
-            for s, stage in enumerate(worker.stages)
-        )
+        return stages_text(compilation.workers)
 
 
 def remote_fraction(allocation: Allocation, cluster: Cluster, placement: str) -> float:
@@ -150,7 +157,12 @@ def remote_fraction(allocation: Allocation, cluster: Cluster, placement: str) ->
     devices on the same nodes, so that a stage sits on one node in all of them (ED); else it is no better.
     """
     nodes = len(cluster.nodes)
-    if placement == "local" and len({tuple(d.node for d in g.devices) for g in allocation.groups}) == 1:
+    nodes_of = ([d.node for d in group.devices] for group in allocation.groups)
+    alike = {
+        tuple(names if group.ordered else sorted(names))
+        for names, group in zip(nodes_of, allocation.groups, strict=True)
+    }
+    if placement == "local" and len(alike) == 1:
         return 0.0
     return 1.0 - 1.0 / nodes
 

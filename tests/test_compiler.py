@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from kinds import MODELS, cluster_of
 
 import hetpipe_compiler
@@ -12,6 +14,7 @@ from hetpipe_compiler.cli.compile import PASSES
 from hetpipe_compiler.compiler import CompileOptions, compile
 from hetpipe_compiler.errors import ClusterError, PlanningError, WorkloadError
 from hetpipe_compiler.ir.plan import Plan
+from hetpipe_compiler.options import with_decisions
 
 CLUSTER = cluster_of(2)
 MODEL = {"name": "BranchyDAG"}
@@ -39,6 +42,57 @@ def test_options_reach_the_plan(tmp_path: Path) -> None:
     for worker in plan.virtual_workers:
         firsts = [stage.nodes[0] for stage in worker.stages]
         assert firsts[1:] == ["linear_3", "linear_9"]
+
+
+def test_decisions_given_back_make_the_same_plan(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    options = CompileOptions(policy="NP", staleness=1, placement="round-robin", update_scale=0.3, weights=False)
+    compile(MODELS, CLUSTER, first, settings=MODEL, options=options)
+    again = with_decisions(CompileOptions(weights=False), first / "decisions.yaml")
+    compile(MODELS, CLUSTER, second, settings=MODEL, options=again)
+    assert _files(second) == _files(first)
+
+
+def test_edited_decisions_make_the_edited_plan(tmp_path: Path) -> None:
+    compile(MODELS, CLUSTER, tmp_path / "out", settings=MODEL, options=CompileOptions(policy="NP", weights=False))
+    decided = yaml.safe_load((tmp_path / "out" / "decisions.yaml").read_text())
+    for worker in decided["virtual_workers"]:
+        names = [stage["device"] for stage in worker["stages"]]
+        worker["stages"] = [
+            {"device": names[0], "in_flight": 2},
+            {"device": names[1], "in_flight": 1, "begins_at": "layers.9"},
+        ]
+    (tmp_path / "d.yaml").write_text(yaml.safe_dump(decided))
+    options = with_decisions(CompileOptions(weights=False, verify=True, explain_plan=True), tmp_path / "d.yaml")
+    result = compile(MODELS, CLUSTER, tmp_path / "out", settings=MODEL, options=options)
+    assert result.plan.virtual_workers[0].stages[-1].nodes[0] == "linear_9"
+    assert (result.plan.policy, result.plan.partitioner) == ("NP, edited", "search, edited")
+    assert result.verification is not None
+    assert result.explanation is not None
+    assert not result.plan.virtual_workers[0].optimal
+
+
+@pytest.mark.parametrize(
+    ("given", "option"),
+    [
+        ({"policy": "NP"}, "--policy"),
+        ({"nm": 3}, "--nm"),
+        ({"staleness": 1}, "--staleness"),
+        ({"placement": "round-robin"}, "--placement"),
+        ({"update_scale": 1.0}, "--update-scale"),
+        ({"splits": (("fc",),)}, "--split"),
+        ({"partitioner": "even"}, "--partitioner"),
+        ({"objective": "overlapped"}, "--objective"),
+    ],
+)
+def test_options_that_decisions_decide_are_refused(tmp_path: Path, given: dict[str, Any], option: str) -> None:
+    with pytest.raises(ClusterError) as caught:
+        with_decisions(CompileOptions(**given), tmp_path / "d.yaml")
+    assert (caught.value.code, caught.value.where) == ("HP224", option)
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 def test_the_scale_of_updates_is_one_nth(tmp_path: Path) -> None:

@@ -64,6 +64,10 @@ def command(
             metavar="NAME", help="make the stages by a function of your own: an entry point, or module:function"
         ),
     ] = None,
+    decisions: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="take all decisions from an edited decisions.yaml of a plan folder"),
+    ] = None,
     objective: Annotated[
         str, typer.Option(help="what a stage's time is: hetpipe (computation + transfers) or overlapped (the longer)")
     ] = "hetpipe",
@@ -106,7 +110,7 @@ def command(
     with errors.status("loading torch") as status:
         from hetpipe_compiler.compile_graph import compile_graph, is_graph_file, refuse_options
         from hetpipe_compiler.ir.cluster import Cluster
-        from hetpipe_compiler.options import CompileOptions
+        from hetpipe_compiler.options import CompileOptions, with_decisions
 
         options = CompileOptions(
             policy=policy,
@@ -127,6 +131,8 @@ def command(
             on_dump=lambda name, text: print(f"--- {name} ---\n{text}", file=sys.stderr if json else sys.stdout),
             on_start=status.update,
         )
+        if decisions is not None:
+            options = with_decisions(options, decisions)
         # What model.py prints must not land between the lines of the JSON.
         with contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext():
             if is_graph_file(model):

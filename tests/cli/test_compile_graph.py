@@ -64,7 +64,7 @@ def test_a_plan_without_a_model(files, capsys):
     graph_path, cluster, out = files
     assert run(cli.command, graph_path, "--cluster", cluster, "-o", out, "--json", "--policy", "NP") == 0
     plan = json.loads(capsys.readouterr().out)
-    assert sorted(p.name for p in out.iterdir()) == ["graph.json", "plan.json", "schedule.csv"]
+    assert sorted(p.name for p in out.iterdir()) == ["decisions.yaml", "graph.json", "plan.json", "schedule.csv"]
     assert plan["workload"] is None
     stages = plan["virtual_workers"][0]["stages"]
     assert [node for stage in stages for node in stage["nodes"]] == [f"n{at}" for at in range(6)]

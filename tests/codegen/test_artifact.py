@@ -24,6 +24,7 @@ CLUSTER = cluster_of(1)
 FILES = {
     "plan.json",
     "schedule.csv",
+    "decisions.yaml",
     "stages",
     "weights.safetensors",
     "constants.safetensors",

@@ -72,6 +72,33 @@ def test_the_entry_point_is_of_the_group_that_is_looked_at() -> None:
     assert f'[project.entry-points."{ENTRY_POINTS}"]' in text
 
 
+def test_the_decisions_shown_are_of_the_form(here: Path) -> None:
+    shown, *others = blocks("yaml")
+    assert not others
+    plan = compile_here(here, "--policy", "ED", "--nm", "2")
+    written = (here / "out" / "decisions.yaml").read_text()
+    assert set(re.findall(r"^ *(\w+):", shown, flags=re.M)) <= {
+        *re.findall(r"^ *(\w+):", written, flags=re.M),
+        "unused",
+    }
+    (here / "d.yaml").write_text(shown)
+    edited = compile_here(here, "--decisions", "d.yaml")
+    stages = edited["virtual_workers"][0]["stages"]
+    assert [stage["device"] for stage in stages] == ["n0:0", "n1:0"]
+    assert [len(stage["nodes"]) for stage in stages] == [6, 3]
+    assert edited["unused_devices"] == ["n0:1"]
+    assert edited["policy"] == "ED, edited"
+    assert plan["policy"] == "ED"
+
+
+@pytest.mark.parametrize("policy", ["NP", "ED", "HD", "auto"])
+def test_decisions_given_back_make_the_same_plan(here: Path, policy: str) -> None:
+    compile_here(here, "--policy", policy)
+    before = {name: (here / "out" / name).read_bytes() for name in ("plan.json", "decisions.yaml", "schedule.csv")}
+    compile_here(here, "--decisions", "out/decisions.yaml")
+    assert {name: (here / "out" / name).read_bytes() for name in before} == before
+
+
 def test_links_lead_somewhere() -> None:
     links = [target for target in re.findall(r"\]\(([^)#]+)[^)]*\)", PAGE) if "://" not in target]
     assert [target for target in links if not (ROOT / "docs" / target).exists()] == []
