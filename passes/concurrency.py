@@ -159,7 +159,7 @@ def cost_choices(
     objective: str = "hetpipe",
 ) -> tuple[PlannedWorker, ...]:
     """Virtual workers as they are decided, whether or not they fit in memory; arguments as `choose_concurrency`'s."""
-    rule = MemoryRule(chain.optimizer_factor, staleness)
+    rule = MemoryRule.of(chain, staleness)
     known: dict[Hashable, PlannedWorker] = {}
     workers = []
     for choice in choices:
