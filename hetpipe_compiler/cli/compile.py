@@ -78,6 +78,9 @@ def command(
     explain: Annotated[
         bool, typer.Option("--explain", help="say what is captured of MODEL and plan nothing; needs no cluster")
     ] = False,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="also print what makes up each stage's memory, and the hosts'")
+    ] = False,
     seed: Annotated[int, typer.Option(help="seed of the initial weights")] = 0,
     no_weights: Annotated[bool, typer.Option("--no-weights", help="leave initial weights to hetpipe-run")] = False,
     verify: Annotated[
@@ -143,7 +146,7 @@ def command(
                 from hetpipe_compiler.frontend.load import parse_settings
 
                 result = compile(model, cluster, out, settings=parse_settings(settings or []), options=options)
-    _report(result.plan, out, json)
+    _report(result.plan, out, json, memory)
     if result.verification is not None:
         errors.print(str(result.verification), highlight=False, soft_wrap=True)
     if result.explanation is not None:
@@ -184,17 +187,21 @@ def _splits(split: list[str] | None) -> tuple[tuple[str | int, ...], ...] | None
     return tuple(tuple(part.strip() for part in one.split(",") if part.strip()) for one in split) if split else None
 
 
-def _report(plan: Plan, out: Path, json: bool) -> None:
+def _report(plan: Plan, out: Path, json: bool, memory: bool) -> None:
     if json:
         print(plan.to_json(), end="")
         return
     from rich.console import Console
 
-    from hetpipe_compiler.codegen.tables import memory_table, plan_tables
+    from hetpipe_compiler.codegen.memory_tables import memory_tables
+    from hetpipe_compiler.codegen.tables import plan_tables
 
     console = Console()
-    for table in (*plan_tables(plan, width=console.width), *memory_table(plan, width=console.width)):
+    for table in plan_tables(plan, width=console.width):
         console.print(table)
+    if memory:
+        for table in memory_tables(plan, width=console.width):
+            console.print(table)
     note = "" if plan.dynamic_batch else f" (batch size fixed at {plan.batch_size}: {plan.dynamic_batch_note})"
     console.print(f"written: {out}{note}", highlight=False, soft_wrap=True)
     if plan.evaluation_note is not None:

@@ -192,6 +192,15 @@ def test_tables_and_where_the_plan_is(tmp_path: Path, run: Callable[..., Ended])
     assert result.returncode == 0, result.stderr
     assert "--- coarsen ---" in result.stdout
     assert "n0:1" in result.stdout
-    assert all(part in result.stdout for part in ("weights", "gradients", "activations", "capacity"))
     assert result.stdout.splitlines()[-1].startswith("written: out (batch size fixed at 1: ")
     assert "hello" not in result.stderr
+
+
+def test_memory_shows_the_parts_and_the_hosts(tmp_path: Path, run: Callable[..., Ended]) -> None:
+    prepare(tmp_path)
+    plain = run(tmp_path, "model.py", "--cluster", "cluster.yaml", "-o", "a").stdout
+    parts = run(tmp_path, "model.py", "--cluster", "cluster.yaml", "-o", "b", "--memory").stdout
+    assert "own sums" not in plain
+    assert parts.startswith(plain.rpartition("written:")[0])
+    for word in ("own sums", "activations", "workspace", "reserve", "total", "capacity", "host memory"):
+        assert word in parts, word
