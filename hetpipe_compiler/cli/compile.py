@@ -87,6 +87,13 @@ def command(
         bool,
         typer.Option("--verify", help="run the stages beside the model; write no plan that computes something else"),
     ] = False,
+    opaque: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODULE",
+            help="keep this submodule whole, whatever its forward does: one node, run as it is; may be repeated",
+        ),
+    ] = None,
     profile: Annotated[
         list[Path] | None,
         typer.Option(metavar="FILE", help="times that hetpipe-profile measured; may be repeated"),
@@ -103,7 +110,7 @@ def command(
     """Plan the training of MODEL on a mixed cluster and write stage modules, schedule and weights."""
     _check(staleness, objective, dump_after or [])
     if explain:
-        _explain(model, settings or [])
+        _explain(model, settings or [], opaque or [])
         return
     if cluster is None:
         raise ClusterError("HP222", "no cluster file", where="--cluster", hint="only --explain needs none")
@@ -128,6 +135,7 @@ def command(
             seed=seed,
             weights=not no_weights,
             verify=verify,
+            opaque=tuple(opaque or ()),
             profiles=tuple(profile or ()),
             export_graph=export_graph,
             dump_after=frozenset(dump_after or []),
@@ -156,7 +164,7 @@ def command(
             errors.print(f"{name:14} {seconds:8.3f} s", highlight=False)
 
 
-def _explain(model: Path, settings: list[str]) -> None:
+def _explain(model: Path, settings: list[str], opaque: list[str]) -> None:
     from rich.console import Console
 
     with Console(stderr=True).status("loading torch") as status, contextlib.redirect_stdout(sys.stderr):
@@ -167,7 +175,7 @@ def _explain(model: Path, settings: list[str]) -> None:
         status.update("capture")
         if is_graph_file(model):
             refuse_options(model, ["--explain"])
-        text = explain(model, parse_settings(settings))
+        text = explain(model, parse_settings(settings), opaque)
     print(text)
 
 

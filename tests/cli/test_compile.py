@@ -60,6 +60,19 @@ ERRORS: dict[str, tuple[dict[str, str], list[str]]] = {
     "a wrong key in the cluster file": ({"cluster.yaml": CLUSTER.replace("network:", "netwerk:")}, []),
     "a model that raises": ({"model.py": MODEL.replace("# HERE", "h = h[:, :3]")}, []),
     "a branch on values": ({"model.py": MODEL.replace("# HERE", "h = h if h.sum() > 0 else -h")}, []),
+    "a branch on values in a submodule": (
+        {"model.py": MODEL.replace("nn.Linear(width, 5)", "Part(width, 5)").replace(
+            "class Net", "class Part(nn.Linear):\n    def forward(self, x):\n"
+            "        return super().forward(x if x.sum() > 0 else -x)\n\n\nclass Net")},
+        [],
+    ),
+    "an --opaque that names nothing": ({}, ["--opaque", "fc"]),
+    "an --opaque that cannot be kept whole": (
+        {"model.py": MODEL.replace("nn.Linear(width, 5)", "Part(width, 5)").replace(
+            "class Net", "class Part(nn.Linear):\n    def forward(self, x):\n"
+            "        return super().forward(x.mul_(2))\n\n\nclass Net")},
+        ["--opaque", "fc2"],
+    ),
     "a model that counts its calls": (
         {
             "model.py": MODEL.replace("# HERE", "self.calls += 1; h = h / self.calls").replace(
