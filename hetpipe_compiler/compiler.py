@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,7 +65,7 @@ def compile(
     for step in first_passes(options):
         pipeline.run(step, compilation)
     with pipeline.timed("capture"):
-        compilation.captured = capture(loaded, evaluation=True, opaque=options.opaque)
+        compilation.captured = capture(loaded, evaluation=True)
     for step in (*_model_passes(loaded, compilation, options), *planning):
         pipeline.run(step, compilation)
     captured, costs, schedule = compilation.captured, compilation.costs, compilation.schedule
@@ -112,14 +111,14 @@ def compile(
     return CompileResult(built.plan, pipeline.seconds, found[0] if found else None, explained)
 
 
-def explain(model: str | Path, settings: dict[str, Any] | None = None, opaque: Sequence[str] = ()) -> str:
+def explain(model: str | Path, settings: dict[str, Any] | None = None) -> str:
     """What is captured of ``model``, as text for people; no cluster is needed.
 
     Raises:
         WorkloadError: The model cannot be loaded or captured.
     """
     loaded = load_workload(Path(model), settings)
-    captured = compare_with_eval(normalize(capture(loaded, evaluation=True, opaque=opaque)))
+    captured = compare_with_eval(normalize(capture(loaded, evaluation=True)))
     return explanation(captured, fuse_atomic(captured), _name(loaded))
 
 

@@ -25,7 +25,6 @@ from torch import fx
 from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.frontend.regions import contexts_of, uses_autocast
 from hetpipe_compiler.ir.captured import Captured
-from hetpipe_compiler.ir.opaque import OPAQUE
 from hetpipe_compiler.ir.source import source_place
 from hetpipe_compiler.passes.base import Compilation, Pass
 
@@ -164,9 +163,6 @@ def _aliased_arguments(node: fx.Node) -> list[fx.Node]:
     """Arguments whose memory the node's results may share."""
     if node.target is getitem:
         return [a for a in node.args[:1] if isinstance(a, fx.Node)]
-    if node.target is OPAQUE:  # may return what it was given
-        inputs: Any = node.args[1]
-        return list(inputs)
     if not isinstance(node.target, torch._ops.OpOverload):
         return []
     schema = node.target._schema
@@ -301,16 +297,27 @@ def _functional_twin(node: fx.Node) -> torch._ops.OpOverload | None:
 def _same_result(node: fx.Node, target: fx.Node, twin: torch._ops.OpOverload) -> bool:
     """Whether the twin gives the dtype and the shape of the tensor written into (no promotion, no broadcast), and does
     it without touching that tensor's memory."""
-    into: torch.Tensor = target.meta["val"]
     if twin is torch.ops.aten.detach.default:
         # Says nothing about memory, only about gradients.
         return True
-    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-    with into.fake_mode, torch.random.fork_rng(devices=[]):  # type: ignore[attr-defined]
+    values = {n: _on_meta(n.meta["val"]) for n in node.all_input_nodes}
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+    into = values[target]
+    with torch.random.fork_rng(devices=[]):
         result = twin(*args, **kwargs)
     if not isinstance(result, torch.Tensor) or result.untyped_storage()._cdata == into.untyped_storage()._cdata:
         return False
-    return result.dtype == into.dtype and result.shape == into.shape
+    return bool(result.dtype == into.dtype and result.shape == into.shape)
+
+
+def _on_meta(value: Any) -> Any:
+    """The same with the example's sizes: some operators cannot be tried with free ones."""
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return value.node.hint
+    if not isinstance(value, torch.Tensor):
+        return value
+    sizes, strides = (list(map(_on_meta, numbers)) for numbers in (value.shape, value.stride()))
+    return torch.empty_strided(sizes, strides, dtype=value.dtype, device="meta")
 
 
 def _replace(

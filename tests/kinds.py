@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
+from typing import Any
 
 import models
 import torch
@@ -15,9 +16,9 @@ from hetpipe_compiler.codegen.artifact import model_weights, write_artifact
 from hetpipe_compiler.codegen.build_plan import PlanRequest, build_plan
 from hetpipe_compiler.frontend.capture import build_real, capture
 from hetpipe_compiler.frontend.load import LoadedWorkload, load_workload
-from hetpipe_compiler.frontend.training_step import TrainingStep
 from hetpipe_compiler.ir.cluster import Cluster
 from hetpipe_compiler.ir.plan import Plan, WorkloadRef
+from hetpipe_compiler.ir.workload import Workload
 from hetpipe_compiler.passes.allocate import Allocation, Group
 from hetpipe_compiler.passes.annotate_cost import AnnotateCost
 from hetpipe_compiler.passes.base import Compilation, Pipeline
@@ -37,12 +38,13 @@ def cluster_of(workers: int) -> Cluster:
     return Cluster.from_dict({"name": "kinds", "nodes": nodes, "network": "infiniband-fdr"})
 
 
-def compile_kind(name: str, folder: Path, most: int = 4) -> tuple[Path, LoadedWorkload, Plan]:
+def compile_kind(
+    name: str, folder: Path, most: int = 4, nm: int = 1, staleness: int = 0
+) -> tuple[Path, LoadedWorkload, Plan]:
     """A plan whose virtual workers cut the model at different places: in two stages at up to ``most``, in three at
     one."""
     loaded = load_workload(MODELS, {"name": name})
-    captured = capture(loaded, evaluation=True, opaque=models.OPAQUE.get(name, ()))
-    compilation = Compilation(cluster_of(1), captured=captured)
+    compilation = Compilation(cluster_of(1), captured=capture(loaded, evaluation=True))
     pipeline = Pipeline()
     for step in (Normalize(), EvalMode(), AnnotateCost(), FuseAtomic(), Coarsen(model_name=name, optimizer_factor=1.0)):
         pipeline.run(step, compilation)
@@ -55,38 +57,55 @@ def compile_kind(name: str, folder: Path, most: int = 4) -> tuple[Path, LoadedWo
     devices = compilation.cluster.devices
     groups = tuple(Group(devices[3 * i : 3 * i + len(cut) + 1], ordered=True) for i, cut in enumerate(cuts))
     compilation.allocation = Allocation("kinds", groups, ())
-    for step in (Partition(PlannerOptions(nm=1, splits=tuple(cuts))), MakeSchedule()):
+    for step in (Partition(PlannerOptions(nm, staleness, splits=tuple(cuts))), MakeSchedule(staleness)):
         pipeline.run(step, compilation)
     captured, costs, schedule = compilation.captured, compilation.costs, compilation.schedule
     assert captured is not None
     assert costs is not None
     assert schedule is not None
     reference = WorkloadRef(path="model.py", settings=loaded.settings, digest=loaded.digest)
-    built = build_plan(compilation, PlanRequest(0, "local"), reference)
+    built = build_plan(compilation, PlanRequest(staleness, "local"), reference)
     weights = model_weights(build_real(loaded, 0), captured)
     write_artifact(folder, built, schedule, loaded, captured, costs, weights)
     return folder, loaded, built.plan
 
 
+def loss_of(workload: Workload, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+    """Model and loss called as people call them; nothing of the compiler's is used."""
+    if isinstance(batch, dict):
+        targets = [batch[key] for key in workload.targets] if isinstance(workload.targets, (list, tuple)) else []
+        inputs = {k: v for k, v in batch.items() if isinstance(workload.targets, int) or k not in workload.targets}
+        output = model(**inputs)
+    else:
+        count = len(batch) - (
+            workload.targets if workload.loss is not None and isinstance(workload.targets, int) else 0
+        )
+        output, targets = model(*batch[:count]), list(batch[count:])
+    loss = workload.loss(output, *targets) if workload.loss is not None else output
+    found: torch.Tensor = loss["loss"] if isinstance(loss, dict) else loss
+    return found
+
+
 def eager(loaded: LoadedWorkload) -> dict[str, torch.Tensor]:
     """Loss, gradients and buffers of the user's model itself."""
+    torch.manual_seed(0)
+    model = loaded.workload.model().train()
     batch = loaded.workload.example_batch()
-    step = TrainingStep(loaded.workload, build_real(loaded, 0), batch).train()
     torch.manual_seed(11)
-    loss = step(*(leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)))
+    loss = loss_of(loaded.workload, model, batch)
     loss.backward()
     found = {"loss": loss.detach()}
-    found |= {n: p.grad for n, p in step.model.named_parameters() if p.grad is not None}
-    return found | {f"buffer {n}": b for n, b in step.model.named_buffers()}
+    found |= {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return found | {f"buffer {n}": b for n, b in model.named_buffers()}
 
 
 def eager_in_eval(loaded: LoadedWorkload) -> torch.Tensor:
     """Loss of the user's model itself in eval mode."""
+    torch.manual_seed(0)
+    model = loaded.workload.model().eval()
     batch = loaded.workload.example_batch()
-    step = TrainingStep(loaded.workload, build_real(loaded, 0), batch).eval()
     torch.manual_seed(11)
-    loss: torch.Tensor = step(*(leaf.clone() for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)))
-    return loss.detach()
+    return loss_of(loaded.workload, model, batch).detach()
 
 
 def chained_in_eval(folder: Path, loaded: LoadedWorkload, vw: int) -> torch.Tensor:

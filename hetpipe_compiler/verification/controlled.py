@@ -67,5 +67,21 @@ def controlled(seed: Callable[[], int], wide: bool) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def noting_autocast() -> Iterator[list[torch.dtype]]:
+    """Lists the dtypes of the autocast regions that are entered and do something."""
+    entered: list[torch.dtype] = []
+    autocast = torch.amp.autocast_mode.autocast
+    enter: Any = autocast.__enter__
+
+    def noted(self: Any) -> Any:
+        if self._enabled:
+            entered.append(self.fast_dtype)
+        return enter(self)
+
+    with mock.patch.object(autocast, "__enter__", noted):
+        yield entered
+
+
 def _narrower(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype is torch.float64 else dtype

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from hetpipe_compiler.frontend.load import LoadedWorkload
 from hetpipe_compiler.frontend.regions import autocast_on_cpu
 from hetpipe_compiler.frontend.training_step import TrainingStep, loss_for
-from hetpipe_compiler.verification.controlled import controlled, wider
+from hetpipe_compiler.verification.controlled import controlled, noting_autocast, wider
 from hetpipe_compiler.verification.outcome import Outcome, outcome
 
 
@@ -29,12 +29,14 @@ class Original:
         leaves: All leaves of the batch in ``tree_flatten`` order. Floating-point leaves that the example leaves all
             equal (they stand for a shape) are drawn anew, integers that are all equal too if the model takes them.
         draws: Random operators that the last step met.
+        casts: Whether the last step was under autocast somewhere.
     """
 
     def __init__(self, loaded: LoadedWorkload, model: torch.nn.Module, seed: int) -> None:
         self._seed = seed
         self.model = model
         self.draws = 0
+        self.casts = False
         self._wide = False
         example = loaded.workload.example_batch()
         self._step = TrainingStep(loaded.workload, model, example).train()
@@ -90,10 +92,16 @@ class Original:
         before = {name: b.detach().clone() for name, b in self._step.named_buffers()}
         numbers = itertools.count(self._seed)
         try:
-            with controlled(lambda: next(numbers), self._wide), autocast_on_cpu(), torch.set_grad_enabled(backward):
+            with (
+                controlled(lambda: next(numbers), self._wide),
+                autocast_on_cpu(),
+                noting_autocast() as entered,
+                torch.set_grad_enabled(backward),
+            ):
                 loss = self._step(*tensors)
                 if backward:
                     loss.backward()
+            self.casts = bool(entered)
             gradients = {n: p.grad for n, p in self.model.named_parameters() if p.grad is not None}
             buffers = {n: b.detach().clone() for n, b in self.model.named_buffers()}
         finally:

@@ -27,6 +27,11 @@ class Outcome:
         return self.values["loss"]
 
     @property
+    def forward(self) -> Outcome:
+        """The same without gradients."""
+        return Outcome({name: value for name, value in self.values.items() if not name.startswith("gradient")})
+
+    @property
     def finite(self) -> bool:
         """Whether the loss is a number that can be compared."""
         return bool(torch.isfinite(self.loss).all())

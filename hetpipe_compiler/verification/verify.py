@@ -8,6 +8,8 @@
 4. In float64 they may differ by 1e-9 of a value's size: they do the same arithmetic, but for the order in which
    gradients are added. A model that cannot run in float64 is held to ten times what one ulp of its input changes, in
    float32.
+5. Autocast leaves float64 alone. Under it the loss and the buffers must be the same in float32 as well, where forward
+   does the same arithmetic on both sides.
 """
 
 from __future__ import annotations
@@ -134,7 +136,8 @@ class Verifier:
             try:
                 difference = self._difference(folder, plan, worker, wide=True)
                 if difference.relative <= ALLOWED_FLOAT64:
-                    return Verification("float64", difference, ALLOWED_FLOAT64)
+                    found = Verification("float64", difference, ALLOWED_FLOAT64)
+                    return self._under_autocast(folder, plan, worker, found) if self._original.casts else found
                 note = f"float64 differs by {difference.relative:.2g} ({difference.value})"
             except WorkloadError as error:
                 note = f"the stages do not run in float64: {error.message}"
@@ -142,8 +145,16 @@ class Verifier:
         difference = self._difference(folder, plan, worker, wide=False)
         return Verification("float32", difference, max(10 * self._ulp_effect(), _LEAST_FLOAT32), note)
 
-    def _difference(self, folder: Path, plan: Plan, worker: int, wide: bool) -> Difference:
-        """The largest in a training step and, if the plan evaluates, in a forward pass in eval mode."""
+    def _under_autocast(self, folder: Path, plan: Plan, worker: int, found: Verification) -> Verification:
+        """``found`` in float64, unless forward differs in float32."""
+        difference = self._difference(folder, plan, worker, wide=False, gradients=False)
+        if difference.relative <= _LEAST_FLOAT32:
+            return found
+        return Verification("float32", difference, _LEAST_FLOAT32, "autocast does nothing in float64")
+
+    def _difference(self, folder: Path, plan: Plan, worker: int, wide: bool, gradients: bool = True) -> Difference:
+        """The largest in a training step (``gradients`` or not) and, if the plan evaluates, in a forward pass in eval
+        mode."""
         expected = [self._expected(wide, evaluate) for evaluate in ((False, True) if plan.evaluation else (False,))]
         differences = []
         try:
@@ -154,7 +165,9 @@ class Verifier:
                     what = f"{draws} in the model, {met} in the stages"
                     difference = Difference("random numbers", float("inf"), what)
                 else:
-                    difference = largest_difference(held, _with_unread_buffers(held, found, self._original))
+                    met_values = _with_unread_buffers(held, found, self._original)
+                    pair = (held, met_values) if gradients else (held.forward, met_values.forward)
+                    difference = largest_difference(*pair)
                 mode = " in eval mode" if evaluate else ""
                 differences.append(replace(difference, value=difference.value + mode))
         except Exception as error:

@@ -10,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import torch
 import torch.distributed as dist
 
@@ -97,6 +98,24 @@ def wrong(send: tuple[MessageKind, int, dict[str, Any]], want: tuple[int, tuple[
     return scenario
 
 
+def unannounced(rank: int) -> Any:
+    """The second message has another shape, and its sender forgets to say so."""
+    box = ProcessGroupMailbox(vw=0, stage=rank)
+    if rank == 0:
+        box.send(A, 1, 1, {"x": torch.ones(4)})
+        layout = dict(box._sent_layout)
+        box.send(A, 2, 1, {"x": torch.ones(4)})
+        box._sent_layout = {key: _longer(value) for key, value in layout.items()}
+        box.send(A, 3, 1, {"x": torch.ones(5)})
+        return None
+    return [box.receive(A, p, 0, ("x",)) for p in (1, 2, 3)]
+
+
+def _longer(layout: bytes) -> bytes:
+    ((name, dtype, shape),) = msgpack.unpackb(layout)
+    return bytes(msgpack.packb([[name, dtype, [shape[0] + 1]]]))
+
+
 def garbage(rank: int) -> Any:
     if rank == 0:
         return dist.isend(torch.arange(8), 1, tag=0).wait()
@@ -132,6 +151,7 @@ SCENARIOS: dict[str, Callable[[int], Any]] = {
     "both_send_first": both_send_first,
     "wrong_minibatch": wrong((A, 2, {"x": torch.ones(2)}), (1, ("x",))),
     "wrong_names": wrong((A, 1, {"x": torch.ones(2), "z": 1}), (1, ("x", "y"))),
+    "unannounced": unannounced,
     "garbage": garbage,
     "emulated": emulated,
     "lost": lost,

@@ -57,6 +57,7 @@ def test_both_sides_may_send_first(results: dict[str, Any]) -> None:
         ("wrong_minibatch", ["expected a1<0 from stage 0", "a2<0 came"]),
         ("wrong_names", ["[x, y]", "[x, z]"]),
         ("garbage", ["expected a1<0", "no header of ours"]),
+        ("unannounced", ["expected a3<0 with 16 bytes", "20 bytes came"]),
     ],
 )
 def test_another_message_than_expected_is_refused(results: dict[str, Any], scenario: str, words: list[str]) -> None:

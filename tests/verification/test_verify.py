@@ -93,6 +93,18 @@ class Net(nn.Module):
         return self.b(torch.softmax(masked.float() * self.scale, -1, dtype=torch.float32).to(h.dtype) + positions.sin())
 """
 
+#: Computes in bfloat16, but not in float64, which autocast leaves alone.
+_CASTS = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 3)
+    def forward(self, x):
+        with torch.autocast(x.device.type, dtype=torch.bfloat16):
+            h = F.gelu(self.a(x))
+        return self.b(h.float())
+"""
+
 _NO_NUMBER = """
 class Net(nn.Module):
     def __init__(self):
@@ -202,6 +214,16 @@ def test_dtypes_that_the_model_names_do_not_stop_float64(tmp_path: Path) -> None
     found = _compile(tmp_path, _NAMES_FLOAT32, (1, 3)).verification
     assert found is not None
     assert found.dtype == "float64", found.note
+
+
+def test_a_lost_autocast_is_seen_though_float64_knows_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = _compile(tmp_path, _CASTS, (1,)).verification
+    assert found is not None
+    assert found.dtype == "float64", found.note
+    _tamper(monkeypatch, "torch.bfloat16, True)", "torch.bfloat16, False)")
+    with pytest.raises(WorkloadError, match="allowed 1e-06 in float32; autocast does nothing in float64") as caught:
+        _compile(tmp_path, _CASTS, (1,))
+    assert caught.value.code == "HP120"
 
 
 def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:

@@ -1,0 +1,93 @@
+"""Any model, cut at any legal place, computes what it computes whole; or it is refused with a code that says why.
+
+A failure prints the shrunk model as a file: save it as model.py to look into it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import HealthCheck, event, given, settings
+from random_models.check import compiled, load, verified
+from random_models.strategy import Drawn, DrawnCut, cuts, models
+from torch.utils import _pytree as pytree
+
+from hetpipe_compiler.errors import HetpipeError
+from hetpipe_compiler.frontend.capture import build_real
+from hetpipe_compiler.frontend.load import LoadedWorkload
+from hetpipe_compiler.frontend.training_step import TrainingStep
+
+_SETTINGS = settings(
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+    print_blob=False,
+)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("random")
+
+
+@pytest.fixture(autouse=True)
+def _float64() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    yield
+    torch.set_default_dtype(before)
+
+
+def _runs(loaded: LoadedWorkload) -> bool:
+    """Whether plain PyTorch runs the model forward and backward, to a finite loss."""
+    step = TrainingStep(loaded.workload, build_real(loaded, 0), loaded.workload.example_batch()).train()
+    try:
+        loss = step(
+            *(v.clone() for v in pytree.tree_leaves(loaded.workload.example_batch()) if isinstance(v, torch.Tensor))
+        )
+        loss.backward()
+    except (RuntimeError, IndexError) as error:
+        event(f"not valid in eager: {str(error).splitlines()[0][:120]}")
+        return False
+    return bool(torch.isfinite(loss))
+
+
+def check(drawn: Drawn, where: list[DrawnCut], place: Path) -> None:
+    """The property; a model that is no model in plain PyTorch is passed over."""
+    torch.set_default_dtype(torch.float32 if drawn.casts else torch.float64)
+    loaded = load(drawn.text, place)
+    if not _runs(loaded):
+        hypothesis.reject()
+    folder = place / f"{loaded.path.stem}_plan"
+    try:
+        plan = compiled(loaded, where, folder)
+        found = verified(loaded, folder, plan)
+    except HetpipeError as error:
+        if error.code not in drawn.refusable:
+            raise
+        event(f"refused: {error.code}")
+        return
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        loaded.path.unlink()
+    event("evaluates" if plan.evaluation else f"does not evaluate: {str(plan.evaluation_note)[:60]}")
+    event("any batch" if plan.dynamic_batch else f"fixed batch: {str(plan.dynamic_batch_note)[:100]}")
+    assert found.dtype == "float64", found
+
+
+@settings(_SETTINGS, max_examples=25)
+@given(models(12), cuts())
+def test_a_random_model_cut_anywhere(place: Path, drawn: Drawn, where: list[DrawnCut]) -> None:
+    check(drawn, where, place)
+
+
+@pytest.mark.slow
+@settings(_SETTINGS, max_examples=2500)
+@given(models(), cuts())
+def test_many_random_models_cut_anywhere(place: Path, drawn: Drawn, where: list[DrawnCut]) -> None:
+    check(drawn, where, place)
