@@ -21,6 +21,11 @@ def digits(value: float) -> str:
     return f"{value:.3g}" if magnitude < 1e-4 else f"{value:.4f}"
 
 
+def percent(share: float) -> str:
+    """``12 %``; one decimal below ten."""
+    return f"{100 * share:.0f} %" if share >= 0.095 else f"{100 * share:.1f} %"
+
+
 def bytes_text(count: int) -> str:
     """``12.8 MB``; whole bytes below 1000."""
     for unit, size in _UNITS:

@@ -1,4 +1,8 @@
-"""Write a stage as a Python file that people can read and that needs nothing but torch."""
+"""Write a stage as a Python file that people can read and that needs nothing but torch.
+
+A module that is kept whole (``--opaque``) is the exception: the file then calls the user's own, from the model.py in
+the plan folder.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,7 @@ from torch import fx
 from hetpipe_compiler.codegen.stage_cut import StageCut
 from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.frontend.regions import Context, contexts_of
+from hetpipe_compiler.ir.opaque import OpaqueCall, TensorForm, fill, opaque_call
 from hetpipe_compiler.ir.source import module_path, source_place
 from hetpipe_compiler.passes.eval_mode import arguments_of, constants_differ, in_eval
 
@@ -79,18 +84,22 @@ def emit_stage(cut: StageCut, *, model: str, stages: int, root: Path) -> str:
     forward = list(writer.forward())
     modules = [p for p in dict.fromkeys(_top(module_path(n)) for n in cut.nodes) if p]
     span = modules[0] if len(modules) == 1 else f"{modules[0]} ... {modules[-1]}" if modules else "no submodule"
+    opaque = [line for node in cut.nodes for line in writer.kept_whole(node)]
+    needs = "torch, and the plan's model.py where it says Opaque" if opaque else "nothing but torch"
     lines = [
         f'"""Stage {cut.index} of {stages} of {model}: {span}.',
         "",
-        "Written by hetpipe-compile; needs nothing but torch.",
+        f"Written by hetpipe-compile; needs {needs}.",
         '"""',
         "",
         *(["import math", ""] if any("math." in line for line in forward) else []),
         "import torch",
         "from torch import nn",
+        *(["", "from hetpipe_compiler.runtime.opaque import Opaque"] if opaque else []),
         "",
         "aten = torch.ops.aten",
         "",
+        *opaque,
         _HELPERS,
         "",
         "class Stage(_Scope):",
@@ -118,6 +127,10 @@ def _state(cut: StageCut) -> Iterator[str]:
     for tensor in (*cut.buffers, *cut.constants):
         transient = "" if tensor.persistent else ", persistent=False"
         yield f'_buffer(self, "{tensor.name}", {tensor.shape!r}, torch.{tensor.dtype}{transient})'
+
+
+def _opaque_name(node: fx.Node) -> str:
+    return f"{node.name}_module"
 
 
 class _Writer:
@@ -188,6 +201,8 @@ class _Writer:
         def text(name: str, value: Any) -> str:
             return self._value(value) if name not in in_eval_mode else self._either(value, in_eval_mode[name])
 
+        if (opaque := opaque_call(node)) is not None:
+            return self._opaque(node, opaque)
         arguments = [text(name, value) for name, value in zip(arguments_of(node), node.args, strict=False)]
         if target is operator.getitem:
             return f"{arguments[0]}[{arguments[1]}]"
@@ -201,6 +216,29 @@ class _Writer:
         missing = [name for name in in_eval_mode if name not in given]
         arguments += [f"{name}={text(name, arguments_of(node)[name])}" for name in missing]
         return f"{self._callee(node)}({', '.join(arguments)})"
+
+    def kept_whole(self, node: fx.Node) -> Iterator[str]:
+        """What calls the user's own module in place of ``node``, if that is kept whole."""
+        call = opaque_call(node)
+        if call is not None:
+            forms = [list(r.sizes) if isinstance(r, TensorForm) else r for r in call.returns]
+            returns, writes = self._value(forms), self._value(list(call.written))
+            yield f'{_opaque_name(node)} = Opaque(__file__, "{call.module}", {call.batch}, {returns}, {writes})'
+
+    def _opaque(self, node: fx.Node, call: OpaqueCall) -> str:
+        """The call of a module that is kept whole; its tensors that lie elsewhere than in the model go along by
+        name."""
+        _, tensors, numbers, state, written = node.args
+        holders = zip((*call.state, *call.written), (*state, *written), strict=True)  # type: ignore[misc]
+        elsewhere = {
+            name: holder
+            for name, holder in holders
+            if str(holder.target) != f"{call.module}.{name}" or str(holder.target) in self._cut.received
+        }
+        args, kwargs = fill(call.arguments, tensors, numbers)  # type: ignore[arg-type]
+        given = ["self", self._value(elsewhere), *map(self._value, args)]
+        given += [f"{name}={self._value(value)}" for name, value in kwargs.items()]
+        return f"{_opaque_name(node)}({', '.join(given)})"
 
     def _either(self, training: Any, evaluated: Any) -> str:
         """An argument that differs between the modes as Python text."""

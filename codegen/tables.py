@@ -6,19 +6,17 @@ that it is estimated, not measured.
 
 from __future__ import annotations
 
-from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hetpipe_compiler.codegen.quantities import bar, bytes_of, bytes_text, device_ranges, digits
+from hetpipe_compiler.codegen.quantities import bar, bytes_of, bytes_text, device_ranges, digits, percent
+from hetpipe_compiler.codegen.terminal import plain, simple_table
 from hetpipe_compiler.codegen.worker_groups import WorkerGroup, alike
 from hetpipe_compiler.ir.plan import Plan, Stage, VirtualWorker
 
 #: Columns from which a stage takes one line.
 WIDE = 112
-#: Keys of `Stage.memory_bytes` that are not parts of the total.
-_NOT_PARTS = frozenset({"total", "capacity"})
 
 
 def plan_tables(plan: Plan, *, width: int, vw: int | None = None) -> list[RenderableType]:
@@ -43,26 +41,9 @@ def plan_tables(plan: Plan, *, width: int, vw: int | None = None) -> list[Render
     return shown
 
 
-def memory_table(plan: Plan, *, width: int, vw: int | None = None) -> list[RenderableType]:
-    """What makes up each stage's memory: a table per virtual worker, a column per part that is not zero everywhere."""
-    return [_memory_of(group, width) for group in alike(plan, vw)]
-
-
 def plan_text(plan: Plan, *, width: int) -> str:
     """The tables as plain text, for logs and files."""
-    return _plain(plan_tables(plan, width=width), width)
-
-
-def memory_text(plan: Plan, *, width: int) -> str:
-    """The memory tables as plain text."""
-    return _plain(memory_table(plan, width=width), width)
-
-
-def _plain(renderables: list[RenderableType], width: int) -> str:
-    console = Console(width=width, color_system=None, force_terminal=False, legacy_windows=False)
-    with console.capture() as capture:
-        console.print(Group(*renderables))
-    return "".join(line.rstrip() + "\n" for line in capture.get().splitlines())
+    return plain(plan_tables(plan, width=width), width)
 
 
 def _header(plan: Plan, wide: bool) -> Text:
@@ -101,17 +82,13 @@ def _worker_title(group: WorkerGroup, wide: bool) -> Text:
         text.append(f" (lower bound {digits(worker.lower_bound_ms)})")
     if not worker.optimal:
         above = worker.bottleneck_ms / worker.lower_bound_ms - 1 if worker.lower_bound_ms > 0 else 0.0
-        text.append(f"\nat most {_percent(above)} above the least bottleneck there is for these devices")
+        text.append(f"\nat most {percent(above)} above the least bottleneck there is for these devices")
     return text
-
-
-def _table(title: Text) -> Table:
-    return Table(title=title, title_justify="left", title_style="none", box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
 
 
 def _worker_table(group: WorkerGroup, wide: bool) -> Table:
     worker = group.first
-    table = _table(_worker_title(group, wide))
+    table = simple_table(_worker_title(group, wide))
     for name in ("stage", "device", "share", "fwd ms", "bwd ms", "stage ms", "w", "memory", "sends"):
         left = name in ("device", "memory", "sends")
         # Where the line is short, long names of devices and links give way, never a number.
@@ -122,7 +99,7 @@ def _worker_table(group: WorkerGroup, wide: bool) -> Table:
         table.add_row(
             str(stage.index),
             _device_cell(group, stage, wide),
-            _percent(stage.share),
+            percent(stage.share),
             _time(stage, stage.forward_ms),
             _time(stage, stage.backward_ms),
             _stage_time(worker, stage, wide),
@@ -143,10 +120,6 @@ def _stage_time(worker: VirtualWorker, stage: Stage, wide: bool) -> Text:
 def _device_cell(group: WorkerGroup, stage: Stage, wide: bool) -> str:
     devices = device_ranges(group.devices(stage.index), limit=1)
     return f"{devices} {stage.kind}" if wide else f"{devices}\n{stage.kind}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %" if share >= 0.095 else f"{100 * share:.1f} %"
 
 
 def _time(stage: Stage, ms: float) -> str:
@@ -175,7 +148,7 @@ def _sends_cell(stage: Stage, wide: bool) -> str:
 
 def _servers_table(plan: Plan) -> Table:
     sizes = {tensor.name: tensor.bytes for tensor in plan.parameters}
-    table = _table(Text("\nparameter servers", style="bold"))
+    table = simple_table(Text("\nparameter servers", style="bold"))
     table.add_column("node")
     table.add_column("parameters", justify="right")
     table.add_column("their bytes", justify="right")
@@ -186,27 +159,3 @@ def _servers_table(plan: Plan) -> Table:
             server.node, str(len(server.parameters)), bytes_text(held) if sizes else "", bytes_text(server.memory_bytes)
         )
     return table
-
-
-def _memory_of(group: WorkerGroup, width: int) -> Table:
-    stages = group.first.stages
-    parts = [part for part in stages[0].memory_bytes if part not in _NOT_PARTS]
-    parts = [part for part in parts if any(stage.memory_bytes.get(part, 0) for stage in stages)]
-    names = {part: part.replace("_", " ").removesuffix(" bytes") for part in parts}
-    table = _table(Text(f"\n{group.title}: memory", style="bold"))
-    # Stages across, parts down: there are more parts than an 80-column line has room for.
-    table.add_column("part", no_wrap=True)
-    room = max(1, (width - 24) // 14)
-    for stage in stages[:room]:
-        table.add_column(f"stage {stage.index}\n{stage.kind}", justify="right")
-    for part, name in names.items():
-        table.add_row(name, *(bytes_text(stage.memory_bytes.get(part, 0)) for stage in stages[:room]))
-    table.add_section()
-    table.add_row("total", *(bytes_text(stage.memory_bytes["total"]) for stage in stages[:room]), style="bold")
-    table.add_row("capacity", *(bytes_text(stage.memory_bytes["capacity"]) for stage in stages[:room]))
-    table.add_row("used", *(_percent(_fraction(stage)) for stage in stages[:room]))
-    return table
-
-
-def _fraction(stage: Stage) -> float:
-    return stage.memory_bytes["total"] / max(1, stage.memory_bytes["capacity"])

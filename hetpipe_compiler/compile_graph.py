@@ -85,6 +85,7 @@ def _needs_model(options: CompileOptions) -> list[str]:
         "--seed": options.seed != 0,
         "--no-weights": not options.weights,
         "--verify": options.verify,
+        "--opaque": bool(options.opaque),
         "--profile": bool(options.profiles),
         "--export-graph": options.export_graph is not None,
     }

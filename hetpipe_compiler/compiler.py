@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ def compile(
     for step in first_passes(options):
         pipeline.run(step, compilation)
     with pipeline.timed("capture"):
-        compilation.captured = capture(loaded, evaluation=True)
+        compilation.captured = capture(loaded, evaluation=True, opaque=options.opaque)
     for step in (*_model_passes(loaded, compilation, options), *planning):
         pipeline.run(step, compilation)
     captured, costs, schedule = compilation.captured, compilation.costs, compilation.schedule
@@ -111,14 +112,14 @@ def compile(
     return CompileResult(built.plan, pipeline.seconds, found[0] if found else None, explained)
 
 
-def explain(model: str | Path, settings: dict[str, Any] | None = None) -> str:
+def explain(model: str | Path, settings: dict[str, Any] | None = None, opaque: Sequence[str] = ()) -> str:
     """What is captured of ``model``, as text for people; no cluster is needed.
 
     Raises:
         WorkloadError: The model cannot be loaded or captured.
     """
     loaded = load_workload(Path(model), settings)
-    captured = compare_with_eval(normalize(capture(loaded, evaluation=True)))
+    captured = compare_with_eval(normalize(capture(loaded, evaluation=True, opaque=opaque)))
     return explanation(captured, fuse_atomic(captured), _name(loaded))
 
 

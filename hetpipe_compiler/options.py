@@ -32,6 +32,7 @@ class CompileOptions:
         seed: Makes the initial weights.
         weights: Whether to write them.
         verify: Whether to run the stages beside the model, and write no plan that computes something else.
+        opaque: Submodules that are kept whole, by path or pattern: their operators are not looked at.
         profiles: Profile files of hetpipe-profile: measured times in place of estimates.
         export_graph: Where to write the model as a profiled graph file; None: nowhere.
         explain_plan: Whether to say why the plan is as it is (plans several times more).
@@ -50,6 +51,7 @@ class CompileOptions:
     seed: int = 0
     weights: bool = True
     verify: bool = False
+    opaque: tuple[str, ...] = ()
     profiles: tuple[Path, ...] = ()
     export_graph: Path | None = None
     explain_plan: bool = False

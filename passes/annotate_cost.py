@@ -10,6 +10,8 @@
    and the most that is alive of what the backward makes (gradients of inputs among them), without the gradients that
    parameters keep. Gradients that wait for an earlier node take the place of what has been freed since the forward.
 
+A module that is kept whole (``--opaque``) runs for real instead, on the CPU and the values of the example batch.
+
 The kernels are those of meta tensors (those of the CPU); a GPU's may keep other things.
 """
 
@@ -22,15 +24,20 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 from torch._subclasses import FakeTensorMode
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    unset_fake_temporarily,
+)
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from hetpipe_compiler.errors import WorkloadError
-from hetpipe_compiler.frontend.regions import Context, contexts_of, enter, uses_autocast
+from hetpipe_compiler.frontend.regions import Context, autocast_on_cpu, contexts_of, enter, uses_autocast
 from hetpipe_compiler.ir.captured import Captured
 from hetpipe_compiler.ir.costs import GradientSum, NodeCost, SavedStorage, Work
+from hetpipe_compiler.ir.opaque import OpaqueCall, opaque_call
 from hetpipe_compiler.ir.source import source_place
 from hetpipe_compiler.passes.base import Compilation, Pass
 from hetpipe_compiler.passes.live_bytes import LiveBytes, NodeLives, storages, tensors_in
@@ -173,10 +180,12 @@ class _Saver:
     owners: dict[int, str] = field(default_factory=dict)
     seen: dict[int, torch.Tensor] = field(default_factory=dict)
     current: list[tuple[int, int]] = field(default_factory=list)
+    #: Storage of a real tensor -> that of the one that stands for it in the graph.
+    stands_for: dict[int, int] = field(default_factory=dict)
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        key = storage._cdata
+        key = self.stands_for.get(storage._cdata, storage._cdata)
         if key not in self.excluded and key not in self.seen:
             # Kept alive: a freed storage's identity would be given out again.
             self.seen[key] = tensor
@@ -219,10 +228,13 @@ class _CostInterpreter(fx.Interpreter):
                 "HP114",
                 f"what {n.target} makes has a size or a value that depends on the batch's values",
                 where=source_place(n, self._root) or None,
-                hint="use a mask, torch.where or a fixed size: a plan must know sizes",
+                hint="use a mask, torch.where or a fixed size: a plan must know sizes;"
+                " or let it lie in a submodule that --opaque keeps whole",
             ) from error
 
     def _measure(self, node: fx.Node) -> Any:
+        if (opaque := opaque_call(node)) is not None:
+            return self._measure_opaque(node, opaque)
         args, kwargs = self.fetch_args_kwargs_from_env(node)
         call: Callable[..., Any] = node.target if callable(node.target) else getattr(self.module, str(node.target))
         leaves, spec = pytree.tree_flatten((args, kwargs))
@@ -255,6 +267,39 @@ class _CostInterpreter(fx.Interpreter):
                 self._saver.owners.setdefault(leaf.untyped_storage()._cdata, node.name)
         saved = tuple(SavedStorage(self._saver.owners.get(key, node.name), size) for key, size in self._saver.current)
         self._note(node, value, forward, backward, differentiable, saved, key)
+        return value
+
+    def _measure_opaque(self, node: fx.Node, call: OpaqueCall) -> Any:
+        """Run the user's own module on the example's values: only they say what it does."""
+        args, _ = self.fetch_args_kwargs_from_env(node)
+        given = [t.detach().requires_grad_(meta.requires_grad) for t, meta in zip(call.example, args[1], strict=True)]
+        pairs = zip(call.example, args[1], strict=True)
+        self._saver.stands_for = {t.untyped_storage()._cdata: m.untyped_storage()._cdata for t, m in pairs}
+        self._saver.excluded |= {t.untyped_storage()._cdata for t in call.own}
+        self._saver.current = []
+        mode = _WorkMode()
+        hooks = torch.autograd.graph.saved_tensors_hooks(self._saver.pack, lambda t: t)
+        with unset_fake_temporarily(), autocast_on_cpu():
+            with torch.enable_grad(), enter(contexts_of(node)), hooks, mode:
+                out = call.call(given)
+            forward, mode.work = tuple(mode.work), []
+            lives = NodeLives(mode.live.peak, mode.live.made, storages(args[1]))
+            lives.backward = _run_backward(out, [*given, *call.own], self._kept_gradients(node), mode)
+        # Whether a result has a gradient may depend on values: it has one if it can.
+        inputs = tensors_in(args)
+        grad = next((c[1] for c in reversed(contexts_of(node)) if c[0] == "grad"), True)
+        differentiable = grad and any(t.requires_grad for t in inputs)
+        value = []
+        for real in tensors_in(out):
+            leaf = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=self._device)
+            value.append(leaf.requires_grad_(differentiable and leaf.is_floating_point()))
+            key = leaf.untyped_storage()._cdata
+            self._saver.owners.setdefault(key, node.name)
+            lives.made[key] = lives.made.pop(real.untyped_storage()._cdata, 0)
+        self._lives[node.name] = lives
+        self._alive.append((out, value))
+        saved = tuple(SavedStorage(self._saver.owners.get(key, node.name), size) for key, size in self._saver.current)
+        self._note(node, value, forward, tuple(mode.work), differentiable, saved, f"opaque {call.module}")
         return value
 
     def add_gradient_sums(self) -> None:

@@ -31,6 +31,7 @@ from torch import fx
 from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.frontend.regions import contexts_of
 from hetpipe_compiler.ir.captured import Captured
+from hetpipe_compiler.ir.opaque import opaque_call
 from hetpipe_compiler.ir.source import module_path, source_place
 from hetpipe_compiler.passes.base import Compilation, Pass
 from hetpipe_compiler.passes.fuse_atomic import touching_written
@@ -307,6 +308,8 @@ def _is_idle_dropout(node: fx.Node) -> bool:
 
 def _same_operator(ours: fx.Node, theirs: fx.Node) -> bool:
     in_place: Any = ours.target
+    if opaque_call(ours) != opaque_call(theirs):
+        return False
     return in_place is theirs.target or (_is_idle_dropout(theirs) and _IN_PLACE.get(in_place) is theirs.target)
 
 

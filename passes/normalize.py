@@ -25,6 +25,7 @@ from torch import fx
 from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.frontend.regions import contexts_of, uses_autocast
 from hetpipe_compiler.ir.captured import Captured
+from hetpipe_compiler.ir.opaque import OPAQUE
 from hetpipe_compiler.ir.source import source_place
 from hetpipe_compiler.passes.base import Compilation, Pass
 
@@ -163,6 +164,9 @@ def _aliased_arguments(node: fx.Node) -> list[fx.Node]:
     """Arguments whose memory the node's results may share."""
     if node.target is getitem:
         return [a for a in node.args[:1] if isinstance(a, fx.Node)]
+    if node.target is OPAQUE:  # may return what it was given
+        inputs: Any = node.args[1]
+        return list(inputs)
     if not isinstance(node.target, torch._ops.OpOverload):
         return []
     schema = node.target._schema

@@ -107,9 +107,9 @@ def prepare(options: RunOptions, console: Console) -> Prepared:
         )
     _check_options(options)
     _check_run_folder(options.run)
+    loaded = _load(options, plan, console)  # first: stage modules may import what lies beside --workload
     check_plan_folder(plan, options.plan)
     backend = _choose_backend(options, plan, console)
-    loaded = _load(options, plan, console)
     seed = plan.seed if options.seed is None else options.seed
     minibatches, lengths = _length(options, plan, loaded, seed, console)
     _make_run_folder(options.run)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hetpipe_compiler.errors import ArtifactError, RunError
+from hetpipe_compiler.errors import ArtifactError, HetpipeError, RunError
 from hetpipe_compiler.frontend.load import user_line
 from hetpipe_compiler.ir.schedule import Instruction, Op
 from hetpipe_compiler.ir.stage_file import import_stage_file
@@ -355,6 +355,8 @@ def load_stage_class(folder: Path, module: str | None) -> type[nn.Module]:
         raise ArtifactError("HP415", "no such stage module", where=str(path), hint="compile again")
     try:
         loaded = import_stage_file(path)
+    except HetpipeError:
+        raise
     except Exception as error:
         line = error.lineno if isinstance(error, SyntaxError) else traceback.extract_tb(error.__traceback__)[-1].lineno
         raise ArtifactError(

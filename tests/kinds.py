@@ -44,7 +44,8 @@ def compile_kind(
     """A plan whose virtual workers cut the model at different places: in two stages at up to ``most``, in three at
     one."""
     loaded = load_workload(MODELS, {"name": name})
-    compilation = Compilation(cluster_of(1), captured=capture(loaded, evaluation=True))
+    captured = capture(loaded, evaluation=True, opaque=models.OPAQUE.get(name, ()))
+    compilation = Compilation(cluster_of(1), captured=captured)
     pipeline = Pipeline()
     for step in (Normalize(), EvalMode(), AnnotateCost(), FuseAtomic(), Coarsen(model_name=name, optimizer_factor=1.0)):
         pipeline.run(step, compilation)

@@ -652,6 +652,80 @@ def big_vocabulary() -> nn.Module:
     return nn.Sequential(nn.Embedding(4096, WIDTH), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 4096))
 
 
+class Search(nn.Module):
+    """Walks its layers until the values are small enough, and counts its steps: export cannot follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.scale = torch.tensor(0.5)
+
+    def forward(self, h: Tensor, options: dict[str, Any], limit: float = 1.0) -> tuple[Tensor, dict[str, Any]]:
+        h = self.norm(h)
+        for layer in self.layers:
+            if float(h.detach().norm()) <= limit:
+                break
+            h = torch.tanh(layer(h)) * self.scale * options["gain"]
+            self.steps += 1
+        if float(h.detach().sum()) > 1e6:
+            h = h.relu()
+        return h, {"mean": h.mean(1), "none": None, "rows": h.shape[0]}
+
+
+class KeptWhole(nn.Module):
+    """A submodule that only ``--opaque`` takes; one of its weights is used outside too, and one is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(WIDTH, WIDTH)
+        self.search = Search()
+        self.b = nn.Linear(WIDTH, WIDTH)
+        self.b.weight = self.search.layers[0].weight
+        self.search.layers[1].requires_grad_(False)
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, other = self.search(torch.relu_(self.a(x)), {"gain": 1.5}, limit=0.1)
+        h = torch.tanh(self.b(h)) + other["mean"].unsqueeze(1) / other["rows"]
+        return self.head(h.relu_())
+
+
+class Halve(nn.Module):
+    """Drops numbers and halves until they are small, which may be at once: then it returns what it was given."""
+
+    def forward(self, h: Tensor, *, limit: float) -> Tensor:
+        while float(h.detach().abs().max()) > limit:
+            h = F.dropout(h, 0.1, self.training) / 2
+        return h
+
+
+class KeptWholeTwice(nn.Module):
+    """One module of ``--opaque`` called twice, and one whose results are written into while others read them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(WIDTH, WIDTH)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+        self.halve = nn.ModuleList([Halve(), Halve()])
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        for layer in self.layers:
+            h = layer(self.halve[0](h.tanh(), limit=0.2))
+        same = self.halve[1](h, limit=10.0)
+        same.mul_(3.0)
+        with torch.no_grad():
+            quiet = self.halve[1](h, limit=0.1)
+        return self.head(h + same + quiet)
+
+
+#: ``--opaque`` of the kinds that need it.
+OPAQUE = {"KeptWhole": ("search",), "KeptWholeTwice": ("halve.*",)}
+
+
 def _lm(model: Callable[[], nn.Module]) -> Kind:
     return Kind(model, tokens, token_loss)
 
@@ -668,6 +742,7 @@ KINDS: dict[str, Kind] = {
             InplaceNet, CompareInplace, FrozenLoRA, UnusedEven, MixedDtype, Autocast, NoGrad, BranchyDAG, OptionalArgs,
             ConstInForward, RandomInForward, NoInputFirst, CalledTwice, BufferWrites, WritesBatch, Parametrized,
             DropPath, OldWeightNorm, LazyCache, KeepsForPeople, FixedBatch, SizesCross, Layouts, Checkpointed,
+            KeptWhole, KeptWholeTwice,
         )
     },
     "BNConvNet": Kind(BNConvNet, images, nn.CrossEntropyLoss(label_smoothing=0.1)),

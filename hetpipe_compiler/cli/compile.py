@@ -78,12 +78,22 @@ def command(
     explain: Annotated[
         bool, typer.Option("--explain", help="say what is captured of MODEL and plan nothing; needs no cluster")
     ] = False,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="also print what makes up each stage's memory, and the hosts'")
+    ] = False,
     seed: Annotated[int, typer.Option(help="seed of the initial weights")] = 0,
     no_weights: Annotated[bool, typer.Option("--no-weights", help="leave initial weights to hetpipe-run")] = False,
     verify: Annotated[
         bool,
         typer.Option("--verify", help="run the stages beside the model; write no plan that computes something else"),
     ] = False,
+    opaque: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODULE",
+            help="keep this submodule whole, whatever its forward does: one node, run as it is; may be repeated",
+        ),
+    ] = None,
     profile: Annotated[
         list[Path] | None,
         typer.Option(metavar="FILE", help="times that hetpipe-profile measured; may be repeated"),
@@ -100,7 +110,7 @@ def command(
     """Plan the training of MODEL on a mixed cluster and write stage modules, schedule and weights."""
     _check(staleness, objective, dump_after or [])
     if explain:
-        _explain(model, settings or [])
+        _explain(model, settings or [], opaque or [])
         return
     if cluster is None:
         raise ClusterError("HP222", "no cluster file", where="--cluster", hint="only --explain needs none")
@@ -125,6 +135,7 @@ def command(
             seed=seed,
             weights=not no_weights,
             verify=verify,
+            opaque=tuple(opaque or ()),
             profiles=tuple(profile or ()),
             export_graph=export_graph,
             dump_after=frozenset(dump_after or []),
@@ -143,7 +154,7 @@ def command(
                 from hetpipe_compiler.frontend.load import parse_settings
 
                 result = compile(model, cluster, out, settings=parse_settings(settings or []), options=options)
-    _report(result.plan, out, json)
+    _report(result.plan, out, json, memory)
     if result.verification is not None:
         errors.print(str(result.verification), highlight=False, soft_wrap=True)
     if result.explanation is not None:
@@ -153,7 +164,7 @@ def command(
             errors.print(f"{name:14} {seconds:8.3f} s", highlight=False)
 
 
-def _explain(model: Path, settings: list[str]) -> None:
+def _explain(model: Path, settings: list[str], opaque: list[str]) -> None:
     from rich.console import Console
 
     with Console(stderr=True).status("loading torch") as status, contextlib.redirect_stdout(sys.stderr):
@@ -164,7 +175,7 @@ def _explain(model: Path, settings: list[str]) -> None:
         status.update("capture")
         if is_graph_file(model):
             refuse_options(model, ["--explain"])
-        text = explain(model, parse_settings(settings))
+        text = explain(model, parse_settings(settings), opaque)
     print(text)
 
 
@@ -184,17 +195,21 @@ def _splits(split: list[str] | None) -> tuple[tuple[str | int, ...], ...] | None
     return tuple(tuple(part.strip() for part in one.split(",") if part.strip()) for one in split) if split else None
 
 
-def _report(plan: Plan, out: Path, json: bool) -> None:
+def _report(plan: Plan, out: Path, json: bool, memory: bool) -> None:
     if json:
         print(plan.to_json(), end="")
         return
     from rich.console import Console
 
-    from hetpipe_compiler.codegen.tables import memory_table, plan_tables
+    from hetpipe_compiler.codegen.memory_tables import memory_tables
+    from hetpipe_compiler.codegen.tables import plan_tables
 
     console = Console()
-    for table in (*plan_tables(plan, width=console.width), *memory_table(plan, width=console.width)):
+    for table in plan_tables(plan, width=console.width):
         console.print(table)
+    if memory:
+        for table in memory_tables(plan, width=console.width):
+            console.print(table)
     note = "" if plan.dynamic_batch else f" (batch size fixed at {plan.batch_size}: {plan.dynamic_batch_note})"
     console.print(f"written: {out}{note}", highlight=False, soft_wrap=True)
     if plan.evaluation_note is not None:

@@ -40,7 +40,9 @@ def inspect(
         typer.Option(help="Show its stage times beside those that a run measured.", metavar="RUN"),
     ] = None,
     vw: Annotated[int | None, typer.Option(help="Only this virtual worker.", min=0, metavar="N")] = None,
-    memory: Annotated[bool, typer.Option("--memory", help="Also what makes up each stage's memory.")] = False,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Also what makes up each stage's memory, and the hosts'.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON instead.")] = False,
 ) -> None:
     """Show what hetpipe-compile decided: without options, the tables."""
@@ -86,13 +88,14 @@ def _print_comparison(plan: Plan, run: Path, vw: int | None) -> None:
 def _print_tables(plan: Plan, vw: int | None, memory: bool) -> None:
     from rich.console import Console
 
-    from hetpipe_compiler.codegen.tables import memory_table, plan_tables
+    from hetpipe_compiler.codegen.memory_tables import memory_tables
+    from hetpipe_compiler.codegen.tables import plan_tables
 
     console = Console(highlight=False)
     for renderable in plan_tables(plan, width=console.width, vw=vw):
         console.print(renderable)
     if memory:
-        for renderable in memory_table(plan, width=console.width, vw=vw):
+        for renderable in memory_tables(plan, width=console.width, vw=vw):
             console.print(renderable)
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import keyword
 import re
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -20,30 +22,34 @@ from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.frontend.export import cannot_export, export_step, first_line
 from hetpipe_compiler.frontend.load import LoadedWorkload, user_line
 from hetpipe_compiler.frontend.names import Names, attribute
+from hetpipe_compiler.frontend.opaque import Kept
 from hetpipe_compiler.frontend.regions import inline_regions, uses_autocast
 from hetpipe_compiler.frontend.training_step import TrainingStep, loss_for
 from hetpipe_compiler.ir.captured import Captured
+from hetpipe_compiler.ir.opaque import set_opaque_calls
 from hetpipe_compiler.ir.source import source_place
 
 
-def capture(loaded: LoadedWorkload, *, evaluation: bool = False) -> Captured:
+def capture(loaded: LoadedWorkload, *, evaluation: bool = False, opaque: Sequence[str] = ()) -> Captured:
     """Capture model and loss in train mode.
 
     Args:
         loaded: The workload.
         evaluation: Whether to capture them in eval mode too, as ``in_eval``.
+        opaque: Submodules that are kept whole, by path or pattern; the model is then also built for real and run.
 
     Raises:
         WorkloadError: HP106-HP107 the example does not fit, or there is no scalar loss; HP108 no trainable parameters;
             HP110 the model or the loss raises; HP111-HP113 it cannot be captured as it is meant; HP115 autocast is off;
-            HP116 two parameters share memory.
+            HP116 two parameters share memory; HP123-HP124 a submodule cannot be kept whole.
     """
+    kept = Kept(loaded, build_real(loaded, seed=0), _example(loaded, "cpu"), opaque) if opaque else None
     model = build_on_meta(loaded)
-    captured = _capture_on(loaded, model, _example(loaded, "meta"), evaluation) if model is not None else None
+    captured = _capture_on(loaded, model, _example(loaded, "meta"), evaluation, kept) if model is not None else None
     if captured is None:
         # The constructor or forward computes with values (drop-path rates from linspace().item()), a constant has none
         # on meta (torch.tensor(1.0, device=x.device)), or autocast decides on dtypes by device: look at a real model.
-        captured = _capture_on(loaded, build_real(loaded, seed=0), _example(loaded, "cpu"), evaluation)
+        captured = _capture_on(loaded, build_real(loaded, seed=0), _example(loaded, "cpu"), evaluation, kept)
         assert captured is not None
     return captured
 
@@ -88,7 +94,7 @@ def _example(loaded: LoadedWorkload, device: str) -> Any:
 
 
 def _capture_on(
-    loaded: LoadedWorkload, model: torch.nn.Module, batch: Any, evaluation: bool = False
+    loaded: LoadedWorkload, model: torch.nn.Module, batch: Any, evaluation: bool = False, kept: Kept | None = None
 ) -> Captured | None:
     """Capture on the device of ``batch``; None if a real model must be looked at."""
     step = TrainingStep(loaded.workload, model, batch).train()
@@ -100,7 +106,7 @@ def _capture_on(
     _check_trainable(loaded, step)
     _check_names(loaded, step.model)
     try:
-        graph_module, note = _export(loaded, step, tensors)
+        graph_module, note = _export(loaded, step, tensors, kept)
     except WorkloadError:
         raise
     except Exception as error:
@@ -111,15 +117,18 @@ def _capture_on(
     if on_meta and (uses_autocast(graph_module.graph) or any(v.is_meta for v in captured.constant_values.values())):
         return None
     _check_loss(loaded, captured)
-    return _with_eval(loaded, captured, step, batch) if evaluation else captured
+    return _with_eval(loaded, captured, step, batch, kept) if evaluation else captured
 
 
 def _export(
-    loaded: LoadedWorkload, step: TrainingStep, tensors: tuple[torch.Tensor, ...]
+    loaded: LoadedWorkload, step: TrainingStep, tensors: tuple[torch.Tensor, ...], kept: Kept | None
 ) -> tuple[fx.GraphModule, str | None]:
-    program, note = export_step(step, tensors, loaded.path)
+    with ExitStack() as stack:
+        calls = stack.enter_context(kept.standing_in(step)) if kept is not None else {}
+        program, note = export_step(step, tensors, loaded.path)
     graph_module = program.module(check_guards=False)
     assert isinstance(graph_module, fx.GraphModule)
+    set_opaque_calls(graph_module, calls)
     return graph_module, note
 
 
@@ -157,12 +166,14 @@ def _captured(
     )
 
 
-def _with_eval(loaded: LoadedWorkload, captured: Captured, step: TrainingStep, batch: Any) -> Captured:
+def _with_eval(
+    loaded: LoadedWorkload, captured: Captured, step: TrainingStep, batch: Any, kept: Kept | None
+) -> Captured:
     """The same with the model's graph in eval mode, or a note why there is none."""
     tensors = _tensors(batch)
     step.eval()
     try:
-        graph_module, note = _export(loaded, step, tensors)
+        graph_module, note = _export(loaded, step, tensors, kept)
         return replace(captured, in_eval=_captured(loaded, step, batch, graph_module, note))
     except WorkloadError as error:
         note = error.message + (f" ({error.where})" if error.where else "")

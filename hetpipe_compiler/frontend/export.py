@@ -267,12 +267,24 @@ def cannot_export(step: TrainingStep, tensors: tuple[torch.Tensor, ...], path: P
     problem = f"torch.export cannot follow the model: {first_line(error)}"
     if isinstance(error, GuardOnDataDependentSymNode):
         problem = "what forward does depends on a tensor's values, which nobody knows when compiling"
+    at_fault = _module_at_fault(error, step)
+    whole = f"or keep it whole: --opaque {at_fault}" if at_fault else "or lie in a submodule that --opaque keeps whole"
     return WorkloadError(
         "HP111",
         problem + _library_line(error, path),
         where=_place(error, path),
-        hint="a branch or a loop that depends on values must become torch.where or a fixed count",
+        hint=f"a branch or a loop that depends on values must become torch.where or a fixed count; {whole}",
     )
+
+
+def _module_at_fault(error: Exception, step: TrainingStep) -> str:
+    """Path of the innermost submodule that was running; '' if the error came from the model's own forward."""
+    paths = {id(module): path for path, module in step.model.named_modules()}
+    found, trace = "", error.__traceback__
+    while trace is not None:
+        found = paths.get(id(trace.tb_frame.f_locals.get("self")), found)
+        trace = trace.tb_next
+    return found
 
 
 def first_line(error: BaseException) -> str:

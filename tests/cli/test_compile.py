@@ -60,6 +60,19 @@ ERRORS: dict[str, tuple[dict[str, str], list[str]]] = {
     "a wrong key in the cluster file": ({"cluster.yaml": CLUSTER.replace("network:", "netwerk:")}, []),
     "a model that raises": ({"model.py": MODEL.replace("# HERE", "h = h[:, :3]")}, []),
     "a branch on values": ({"model.py": MODEL.replace("# HERE", "h = h if h.sum() > 0 else -h")}, []),
+    "a branch on values in a submodule": (
+        {"model.py": MODEL.replace("nn.Linear(width, 5)", "Part(width, 5)").replace(
+            "class Net", "class Part(nn.Linear):\n    def forward(self, x):\n"
+            "        return super().forward(x if x.sum() > 0 else -x)\n\n\nclass Net")},
+        [],
+    ),
+    "an --opaque that names nothing": ({}, ["--opaque", "fc"]),
+    "an --opaque that cannot be kept whole": (
+        {"model.py": MODEL.replace("nn.Linear(width, 5)", "Part(width, 5)").replace(
+            "class Net", "class Part(nn.Linear):\n    def forward(self, x):\n"
+            "        return super().forward(x.mul_(2))\n\n\nclass Net")},
+        ["--opaque", "fc2"],
+    ),
     "a model that counts its calls": (
         {
             "model.py": MODEL.replace("# HERE", "self.calls += 1; h = h / self.calls").replace(
@@ -192,6 +205,15 @@ def test_tables_and_where_the_plan_is(tmp_path: Path, run: Callable[..., Ended])
     assert result.returncode == 0, result.stderr
     assert "--- coarsen ---" in result.stdout
     assert "n0:1" in result.stdout
-    assert all(part in result.stdout for part in ("weights", "gradients", "activations", "capacity"))
     assert result.stdout.splitlines()[-1].startswith("written: out (batch size fixed at 1: ")
     assert "hello" not in result.stderr
+
+
+def test_memory_shows_the_parts_and_the_hosts(tmp_path: Path, run: Callable[..., Ended]) -> None:
+    prepare(tmp_path)
+    plain = run(tmp_path, "model.py", "--cluster", "cluster.yaml", "-o", "a").stdout
+    parts = run(tmp_path, "model.py", "--cluster", "cluster.yaml", "-o", "b", "--memory").stdout
+    assert "own sums" not in plain
+    assert parts.startswith(plain.rpartition("written:")[0])
+    for word in ("own sums", "activations", "workspace", "reserve", "total", "capacity", "host memory"):
+        assert word in parts, word

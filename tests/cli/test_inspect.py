@@ -14,7 +14,8 @@ from handmade_plans import node_partition, with_cluster
 
 from hetpipe_compiler.cli.boundary import run_app, single_command
 from hetpipe_compiler.cli.inspect import inspect
-from hetpipe_compiler.codegen.tables import memory_text, plan_text
+from hetpipe_compiler.codegen.memory_tables import memory_text
+from hetpipe_compiler.codegen.tables import plan_text
 from hetpipe_compiler.ir.plan import Plan
 from hetpipe_compiler.ir.schedule import Schedule
 from hetpipe_compiler.passes.schedules.wsp import wsp_program

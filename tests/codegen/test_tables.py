@@ -8,7 +8,7 @@ import pytest
 from handmade_plans import equal_distribution, node_partition
 
 from hetpipe_compiler.codegen.quantities import bar, bytes_of, bytes_text, device_ranges, digits, number_ranges
-from hetpipe_compiler.codegen.tables import memory_text, plan_text
+from hetpipe_compiler.codegen.tables import plan_text
 from hetpipe_compiler.errors import ArtifactError
 from hetpipe_compiler.ir.plan import Plan
 
@@ -21,13 +21,13 @@ PLANS = {"ed": equal_distribution, "np": node_partition}
 def test_tables_are_the_golden_ones(name: str, width: int) -> None:
     plan = PLANS[name]()
     expected = (GOLDEN / f"tables_{name}_{width}.txt").read_text()
-    assert plan_text(plan, width=width) + memory_text(plan, width=width) == expected
+    assert plan_text(plan, width=width) == expected
 
 
 @pytest.mark.parametrize("width", [80, 100, 120, 200])
 def test_no_line_is_wider_than_the_terminal_and_no_number_is_cut(width: int) -> None:
     for plan in (equal_distribution(), node_partition()):
-        text = plan_text(plan, width=width) + memory_text(plan, width=width)
+        text = plan_text(plan, width=width)
         assert max(map(len, text.splitlines())) <= width
         assert text.count("…") == 0
 
