@@ -2,7 +2,8 @@
 
 1. Forward: every ATen operator below autograd counts its FLOPs (torch's own formulas) and the bytes of its operands;
    views and shape operators count nothing.
-2. Backward: the node's own gradient is run the same way, so no formula for a backward pass is written here.
+2. Backward: the node's own gradient is run the same way, so no formula for a backward pass is written here. Calls that
+   are alike (`node_key`) have one backward: it is run for the first of them.
 3. Saved bytes: ``saved_tensors_hooks`` sees each storage that autograd keeps. A storage counts once in the whole graph,
    with the node that made it; parameters and buffers do not count.
 4. Workspace: the larger of what the node's forward and its backward need beside that. Forward: the most bytes alive at
@@ -206,6 +207,7 @@ class _CostInterpreter(fx.Interpreter):
         self._graph = captured.graph_module.graph
         self._values: dict[fx.Node, torch.Tensor] = {}
         self._lives: dict[str, NodeLives] = {}
+        self._backwards: dict[tuple[object, ...], _Backward] = {}
         self._saver = _Saver({t.untyped_storage()._cdata for t in tensors.values()})
         # Every tensor ever made stays alive here, so that no storage's identity is used again.
         self._alive: list[Any] = []
@@ -251,22 +253,21 @@ class _CostInterpreter(fx.Interpreter):
             given = [_stand_in(i, written) for i in inputs]
             call_args, call_kwargs = pytree.tree_unflatten(given, spec)
             out = call(*call_args, **call_kwargs)
-        forward, mode.work = tuple(mode.work), []
+        forward = tuple(mode.work)
         lives = NodeLives(mode.live.peak, mode.live.made, storages(given))
         # A view made under no_grad says that it requires a gradient, but none ever flows.
         grad = next((c[1] for c in reversed(contexts_of(node)) if c[0] == "grad"), True)
         differentiable = grad and any(isinstance(t, torch.Tensor) and t.requires_grad for t in pytree.tree_leaves(out))
-        if differentiable:
-            lives.backward = _run_backward(out, inputs, self._kept_gradients(node), mode)
+        backward = self._backward_of(key, out, inputs) if differentiable else _Backward()
+        lives.backward = self._backward_bytes(node, backward)
         self._lives[node.name] = lives
-        backward = tuple(mode.work)
         value = pytree.tree_map(lambda t: _passed_on(t, differentiable) if isinstance(t, torch.Tensor) else t, out)
         self._alive.append((out, value))
         for leaf in pytree.tree_leaves(value):
             if isinstance(leaf, torch.Tensor):
                 self._saver.owners.setdefault(leaf.untyped_storage()._cdata, node.name)
         saved = tuple(SavedStorage(self._saver.owners.get(key, node.name), size) for key, size in self._saver.current)
-        self._note(node, value, forward, backward, differentiable, saved, key)
+        self._note(node, value, forward, backward.work, differentiable, saved, key)
         return value
 
     def _measure_opaque(self, node: fx.Node, call: OpaqueCall) -> Any:
@@ -282,9 +283,9 @@ class _CostInterpreter(fx.Interpreter):
         with unset_fake_temporarily(), autocast_on_cpu():
             with torch.enable_grad(), enter(contexts_of(node)), hooks, mode:
                 out = call.call(given)
-            forward, mode.work = tuple(mode.work), []
             lives = NodeLives(mode.live.peak, mode.live.made, storages(args[1]))
-            lives.backward = _run_backward(out, [*given, *call.own], self._kept_gradients(node), mode)
+            backward = _run_backward(out, [*given, *call.own])
+        lives.backward = self._backward_bytes(node, backward)
         # Whether a result has a gradient may depend on values: it has one if it can.
         inputs = tensors_in(args)
         grad = next((c[1] for c in reversed(contexts_of(node)) if c[0] == "grad"), True)
@@ -299,8 +300,15 @@ class _CostInterpreter(fx.Interpreter):
         self._lives[node.name] = lives
         self._alive.append((out, value))
         saved = tuple(SavedStorage(self._saver.owners.get(key, node.name), size) for key, size in self._saver.current)
-        self._note(node, value, forward, tuple(mode.work), differentiable, saved, f"opaque {call.module}")
+        self._note(node, value, tuple(mode.work), backward.work, differentiable, saved, f"opaque {call.module}")
         return value
+
+    def _backward_of(self, key: str, out: Any, inputs: list[Any]) -> _Backward:
+        """The backward of a call; run once for all that are alike, also in storages that a key leaves out."""
+        alike = (key, *map(_bytes, tensors_in(inputs)))
+        if alike not in self._backwards:
+            self._backwards[alike] = _run_backward(out, inputs)
+        return self._backwards[alike]
 
     def add_gradient_sums(self) -> None:
         """Fill in `NodeCost.sums`, when all nodes are known."""
@@ -326,6 +334,10 @@ class _CostInterpreter(fx.Interpreter):
             self.costs[name] = replace(
                 self.costs[name], workspace=lives.workspace(self._saver.seen, self._saver.excluded)
             )
+
+    def _backward_bytes(self, node: fx.Node, backward: _Backward) -> int:
+        """Bytes at the backward's peak, without the gradients that parameters keep."""
+        return max(backward.gradient_bytes, backward.peak_bytes - self._kept_gradients(node))
 
     def _kept_gradients(self, node: fx.Node) -> int:
         """Bytes of the gradients that parameters keep when the backward of ``node`` has run.
@@ -398,18 +410,23 @@ def _passed_on(value: torch.Tensor, differentiable: bool) -> torch.Tensor:
     return value.detach().requires_grad_(differentiable and value.requires_grad)
 
 
-def _run_backward(out: Any, inputs: list[Any], kept_bytes: int, mode: _WorkMode) -> int:
-    """The node's own gradient, with some gradient for each of its results.
+@dataclass(frozen=True)
+class _Backward:
+    """Operators of a backward, bytes of its results' gradients, and the most bytes of what it makes alive at once."""
 
-    Returns the bytes alive at its peak, ``kept_bytes`` of the gradients excepted.
-    """
+    work: tuple[Work, ...] = ()
+    gradient_bytes: int = 0
+    peak_bytes: int = 0
+
+
+def _run_backward(out: Any, inputs: list[Any]) -> _Backward:
+    """The node's own gradient, with some gradient for each of its results."""
     outs = [t for t in tensors_in(out) if t.requires_grad]
-    wanted = [t for t in tensors_in(inputs) if t.requires_grad]
-    unique = list({id(t): t for t in wanted}.values())
+    unique = list({id(t): t for t in tensors_in(inputs) if t.requires_grad}.values())
     gradients = [torch.empty_like(t) for t in outs]
-    mode.live.restart()
+    mode = _WorkMode()
     if outs and unique:
         mode.live.note(gradients)
         with mode:
             torch.autograd.grad(outs, unique, gradients, allow_unused=True)
-    return max(sum(map(_bytes, gradients)), mode.live.peak - kept_bytes)
+    return _Backward(tuple(mode.work), sum(map(_bytes, gradients)), mode.live.peak)

@@ -21,7 +21,7 @@ class LiveBytes:
 
     Attributes:
         now, peak: Bytes alive, and the most that were since `restart`.
-        made: Address of each storage noted since `restart` -> bytes, those that died since too.
+        made: Address of each living storage noted since `restart` -> bytes. A dead one's address is given out again.
     """
 
     def __init__(self) -> None:
@@ -50,6 +50,7 @@ class LiveBytes:
     def _died(self, alive: dict[int, weakref.ref[Any]], key: int, size: int, _: object) -> None:
         del alive[key]
         if alive is self._alive:
+            self.made.pop(key, None)
             self.now -= size
 
 
@@ -83,7 +84,7 @@ class NodeLives:
     """What lives while a node runs, and not longer or for another's sake.
 
     Attributes:
-        forward: Most bytes at once that the forward makes; ``made``: all its storages; ``read``: those of its inputs.
+        forward: Most bytes at once that the forward makes; ``made``: its storages that live on; ``read``: the inputs'.
         backward: Bytes at the backward's peak.
     """
 

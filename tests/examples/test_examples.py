@@ -18,14 +18,24 @@ from hetpipe_compiler.frontend.load import load_workload
 EXAMPLES = Path(__file__).parents[2] / "examples"
 #: Settings that keep a test quick; every one of them must be a parameter of the example's workload().
 SMALL: dict[str, dict[str, Any]] = {
+    "bert5b": {"batch_size": 4, "seq_len": 64, "layers": 2, "hidden": 32, "heads": 2, "vocab_size": 300},
     "digits": {"batch_size": 4},
     "gpt2": {"batch_size": 4, "seq_len": 64, "n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 300},
+    "llama7b": {
+        "batch_size": 4,
+        "seq_len": 64,
+        "layers": 2,
+        "hidden": 32,
+        "intermediate": 48,
+        "heads": 2,
+        "vocab_size": 300,
+    },
     "resnet152": {"batch_size": 4, "image_size": 64, "num_classes": 10, "images": 15},
     "vgg19": {"batch_size": 4, "image_size": 64, "num_classes": 10, "images": 15},
 }
 #: Parameters of the models as people know them (millions), and devices of the clusters.
-FULL_MILLIONS = {"digits": 0.0823, "gpt2": 124.4, "resnet152": 60.2, "vgg19": 143.7}
-DEVICES = {"digits": 4, "gpt2": 4, "resnet152": 16, "vgg19": 16}
+FULL_MILLIONS = {"bert5b": 4901, "digits": 0.0823, "gpt2": 124.4, "llama7b": 6738, "resnet152": 60.2, "vgg19": 143.7}
+DEVICES = {"bert5b": 16, "digits": 4, "gpt2": 4, "llama7b": 12, "resnet152": 16, "vgg19": 16}
 NAMES = sorted(SMALL)
 
 
@@ -152,3 +162,16 @@ def test_gpt2_ties_its_embeddings_and_evaluates() -> None:
     numbers = workload.evaluate(model.eval())
     # An untrained model guesses: one of 300 tokens.
     assert numbers["bits_per_byte"] == pytest.approx(8.23, abs=0.15)
+
+
+def test_bert_hides_some_tokens_and_asks_for_those_only() -> None:
+    workload = load("bert5b", **SMALL["bert5b"])
+    assert workload.data is not None
+    assert workload.evaluate is not None
+    batch = next(iter(workload.data(0, 1, 0)))
+    hidden = batch["input_ids"] == 256
+    assert torch.equal(hidden, batch["labels"] != -100)
+    assert 0.1 < hidden.float().mean() < 0.2
+    torch.manual_seed(0)
+    accuracy = workload.evaluate(workload.model().eval())["masked_accuracy"]
+    assert 0 <= accuracy < 0.1

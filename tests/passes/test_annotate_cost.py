@@ -21,6 +21,7 @@ from hetpipe_compiler.frontend.training_step import TrainingStep
 from hetpipe_compiler.ir.captured import Captured
 from hetpipe_compiler.ir.costs import NodeCost, Work
 from hetpipe_compiler.ir.workload import Workload
+from hetpipe_compiler.passes import annotate_cost
 from hetpipe_compiler.passes.annotate_cost import AnnotateCost, count_costs
 from hetpipe_compiler.passes.base import Compilation
 from hetpipe_compiler.passes.normalize import normalize
@@ -122,6 +123,44 @@ def test_closed_forms_of_a_convolution() -> None:
     assert costs["conv2d"].forward[0].flops == 2 * 6 * 8 * 16 * 16 * 3 * 9
     (grouped,) = costs["conv2d_1"].forward
     assert grouped.flops == 2 * 6 * 16 * 3 * 3 * (8 // 2) * 9
+
+
+def test_closed_forms_of_attention() -> None:
+    """Batch 3, 2 heads, 7 positions, width 8 a head: two products forward, and for each of them two backward."""
+    _, costs = counted(JOBS["transformer"]())
+    product = 2 * 3 * 2 * 7 * 7 * 8
+    for name in ("matmul", "matmul_1"):
+        assert sum(w.flops for w in costs[name].forward if w.operator_class == "matrix") == product
+        assert [w.flops for w in costs[name].backward if w.operator_class == "matrix"] == [product, product]
+
+
+class Twice(nn.Module):
+    """Layers alike but that the first one's input wants no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(self.one(self.one(x)))
+
+
+def test_what_is_alike_has_one_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = loaded(Twice, (torch.randn(4, 16), torch.randn(4, 16)), nn.MSELoss())
+    runs: list[Any] = []
+    run = annotate_cost._run_backward
+    monkeypatch.setattr(annotate_cost, "_run_backward", lambda out, inputs: (runs.append(out), run(out, inputs))[1])
+    _, costs = counted(job)
+    # The input wants no gradient, a hidden value does: a second product.
+    assert costs["linear"].flops < costs["linear_1"].flops
+    assert costs["linear_1"].backward == costs["linear_2"].backward
+    assert len(runs) == sum(c.requires_grad for c in costs.values()) - 1
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_counting_twice_gives_the_same(name: str) -> None:
+    captured, costs = counted(JOBS[name]())
+    assert all(count_costs(captured) == costs for _ in range(5))
 
 
 @pytest.mark.parametrize("name", JOBS)
