@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numba
@@ -11,10 +12,13 @@ import numpy as np
 from hetpipe_compiler.ir.blocks import BlockChain, FloatArray
 from hetpipe_compiler.passes.block_graph import BlockGraph, IntArray
 from hetpipe_compiler.passes.closed_sets import ClosedSets, Int32Array
+from hetpipe_compiler.passes.crossing import Crossing, crossing
 from hetpipe_compiler.passes.device_classes import DeviceClasses, Tails
 from hetpipe_compiler.passes.in_flight import InFlightRule
+from hetpipe_compiler.passes.relaxation import possible
 from hetpipe_compiler.passes.stage_memory import MemoryRule, reserve_bytes
 from hetpipe_compiler.passes.sweep import (
+    BoolArray,
     Choices,
     DeviceArrays,
     MemoryArrays,
@@ -63,10 +67,12 @@ class CutSpace:
     """Closed sets of one graph, sorted by worth, with what stages between them cost on one group's devices.
 
     Attributes:
+        node_ms: ``[class, node]``.
         worth: Per set, in units; ascending.
         prices: Per device class.
         lower_bound_ms: `work_bound`'s.
         exact_stages: Plans have exactly so many stages; 0: any number.
+        relaxed: Look first at what a relaxation leaves possible.
     """
 
     graph: BlockGraph
@@ -75,6 +81,7 @@ class CutSpace:
     devices: DeviceArrays
     classes: DeviceClasses
     tails: Tails
+    node_ms: FloatArray
     worth: IntArray
     unit: float
     prices: FloatArray
@@ -83,6 +90,7 @@ class CutSpace:
     whole_memory: bool
     overlapped: bool
     exact_stages: int
+    relaxed: bool
     _scratch: dict[str, Walk] = field(default_factory=dict, repr=False)
 
     def least_bottleneck(self, nm: int, rule: InFlightRule, cap: float, budget: int) -> tuple[float, int]:
@@ -114,15 +122,18 @@ class CutSpace:
     def _least_bottleneck(
         self, nm: int, rule: InFlightRule, cap: float, budget: int, *, overflow: bool, with_plan: bool
     ) -> tuple[float, Cut | None, int]:
-        tails, entries = self._tail_arrays(np.inf if overflow else cap)
         memory = self._memory_arrays(nm, rule)
-        rest = np.full(entries, np.inf)
+        tails, before = self._tail_arrays(memory, np.inf if overflow else cap)
+        if tails is None:
+            return np.inf, None, before
+        rest = np.full(int(tails.rest_at[-1]), np.inf)
         inputs = self._inputs(tails, memory)
-        least, work = least_bottleneck(*(*inputs, rest, self.exact_stages, cap, self.overlapped, overflow, budget))
-        if work > budget:
+        left = budget - before
+        least, work = least_bottleneck(*(*inputs, rest, self.exact_stages, cap, self.overlapped, overflow, left))
+        if work > left:
             raise OutOfBudgetError
         cut = self._plan_of(inputs, rest, float(least)) if with_plan and np.isfinite(least) else None
-        return float(least), cut, int(work)
+        return float(least), cut, int(work) + before
 
     def _plan_of(self, inputs: tuple[Any, ...], rest: FloatArray, least: float) -> Cut:
         """Follow R, which a sweep has filled, along stages within ``least``."""
@@ -163,8 +174,10 @@ class CutSpace:
     def _best_within(
         self, nm: int, rule: InFlightRule, bound: float, budget: int, *, overflow: bool
     ) -> tuple[Cut, int]:
-        tails, entries = self._tail_arrays(np.inf if overflow else bound)
         memory = self._memory_arrays(nm, rule)
+        tails, before = self._tail_arrays(memory, np.inf if overflow else bound)
+        assert tails is not None, "no plan within the bound"
+        entries = int(tails.rest_at[-1])
         rest = Choices(
             np.full(entries, np.inf),
             np.zeros(entries, dtype=np.int64),
@@ -174,12 +187,12 @@ class CutSpace:
         )
         inputs = self._inputs(tails, memory)
         root, end, out, moved_ms, held, work = least_communication(
-            *(*inputs, rest, self.exact_stages, bound, self.overlapped, overflow, budget)
+            *(*inputs, rest, self.exact_stages, bound, self.overlapped, overflow, budget - before)
         )
-        if work > budget:
+        if work > budget - before:
             raise OutOfBudgetError
         ends, order = _follow(int(root), int(end), int(out), tails, rest)
-        return self._cut(ends, order, float(bound), float(moved_ms), int(held)), int(work)
+        return self._cut(ends, order, float(bound), float(moved_ms), int(held)), int(work) + before
 
     def _inputs(self, tails: TailArrays, memory: MemoryArrays) -> tuple[Any, ...]:
         nodes, count = self.graph.arrays, len(self.sets)
@@ -188,23 +201,44 @@ class CutSpace:
         stages = new_stages(count, len(memory.in_flight), len(self.devices.bytes_per_ms))
         return self.arrays, nodes, tails, self.devices, memory, self._scratch["walk"], stages
 
-    def _tail_arrays(self, cap: float) -> tuple[TailArrays, int]:
-        """The windows of all tails for ``cap``, and the number of entries of R."""
+    @cached_property
+    def crosses(self) -> Crossing:
+        """The values that cross each set."""
+        return crossing(self.graph, self.sets, self.node_ms)
+
+    def may_reach(self, nm: int, rule: InFlightRule, cap: float) -> tuple[bool, int]:
+        """False if no plan is within ``cap`` (finite), for certain: see `relaxation`; and the work done."""
+        tails, work = self._tail_arrays(self._memory_arrays(nm, rule), cap)
+        return tails is not None, work
+
+    def _tail_arrays(self, memory: MemoryArrays, cap: float) -> tuple[TailArrays | None, int]:
+        """The windows of all tails for ``cap``, None where no plan is within it; and the work done."""
         tails, last = self.tails, len(self.sets) - 1
         low, high = np.zeros(len(tails), dtype=np.int64), np.full(len(tails), last, dtype=np.int64)
-        if np.isfinite(cap) and self.unit > 0:
-            after, before = tails.after @ self.prices, tails.before @ self.prices
-            # Worth is rounded down to units node by node, so a set may lack a unit for each node.
-            slack = len(self.graph) + 2
-            low = np.searchsorted(self.worth, self.worth[-1] - np.ceil(after * cap / self.unit * (1 + 1e-9)) - slack)
-            high = np.searchsorted(self.worth, np.ceil(before * cap / self.unit * (1 + 1e-9)) + slack, side="right")
-            high = np.minimum(high, last)
-            low = np.minimum(low, high)
+        everywhere = np.ones(last, dtype=np.bool_)
+        if not np.isfinite(cap) or self.unit == 0:
+            return self._windows(low, high, everywhere), 0
+        after, before = tails.after @ self.prices, tails.before @ self.prices
+        # Worth is rounded down to units node by node, so a set may lack a unit for each node.
+        slack = len(self.graph) + 2
+        low = np.searchsorted(self.worth, self.worth[-1] - np.ceil(after * cap / self.unit * (1 + 1e-9)) - slack)
+        high = np.searchsorted(self.worth, np.ceil(before * cap / self.unit * (1 + 1e-9)) + slack, side="right")
+        high = np.minimum(high, last)
+        windows = self._windows(np.minimum(low, high), high, everywhere)
+        if not self.relaxed:
+            return windows, 0
+        found, work = possible(
+            self.arrays, self.crosses, self.graph.arrays, windows, self.devices, memory, cap, overlapped=self.overlapped
+        )
+        return None if found is None else self._windows(found.low, found.high, found.begins), work
+
+    def _windows(self, low: IntArray, high: IntArray, begins: BoolArray) -> TailArrays:
+        tails, last = self.tails, len(self.sets) - 1
         rest_low, rest_high = np.full(len(tails), last), np.full(len(tails), last + 1)
         many = tails.starts[1:] > tails.starts[:-1]
         if len(tails.successors):
             rows = tails.starts[:-1][many]
-            rest_low[many] = np.minimum.reduceat(low[tails.successors], rows)
+            rest_low[many] = np.minimum.reduceat(np.where(low < high, low, last)[tails.successors], rows)
             rest_high[many] = np.maximum(np.maximum.reduceat(high[tails.successors], rows), rest_low[many])
         links = len(self.devices.bytes_per_ms)
         rest_at = np.zeros(len(tails) + 1, dtype=np.int64)
@@ -213,11 +247,10 @@ class CutSpace:
             raise OutOfBudgetError
         by_class = np.argsort(tails.first_class, kind="stable")
         starts = np.searchsorted(tails.first_class[by_class], np.arange(len(self.classes) + 1))
-        arrays = TailArrays(
+        return TailArrays(
             tails.first_class, tails.stages, by_class, starts, tails.longer, low, high,
-            rest_low, rest_high, rest_at[:-1],
+            rest_low, rest_high, rest_at, begins,
         )  # fmt: skip
-        return arrays, int(rest_at[-1])
 
     def _memory_arrays(self, nm: int, rule: InFlightRule) -> MemoryArrays:
         counts = [rule.at_distance(distance, nm) for distance in range(int(self.tails.stages.max()))]
@@ -245,6 +278,7 @@ def cut_space(
     *,
     overlapped: bool = False,
     exact_stages: int = 0,
+    relaxed: bool = False,
 ) -> CutSpace:
     """The cuts at ``sets``, the closed sets of ``graph``."""
     node_ms = {k.name: graph.node_ms(chain.forward_ms[k.name] + chain.backward_ms[k.name]) for k in classes.kinds}
@@ -269,6 +303,7 @@ def cut_space(
         devices=_device_arrays(chain, classes),
         classes=classes,
         tails=tails,
+        node_ms=per_class,
         worth=sums[0],
         unit=unit,
         prices=np.array([price[k.name] for k in classes.kinds]),
@@ -277,6 +312,7 @@ def cut_space(
         whole_memory=chain.resident is None,
         overlapped=overlapped,
         exact_stages=exact_stages,
+        relaxed=relaxed,
     )
 
 

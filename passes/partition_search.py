@@ -36,6 +36,8 @@ _CAPS = (1.02, 1.1, 1.3, 1.7, 3.0, float("inf"))
 _SHARES = (1 / 4,)
 #: Cuts of the chain's own order that are looked at first.
 _COARSE_CUTS = 256
+#: Steps of the relaxation's caps upward, relative: each twice the last; and when its bound is near enough.
+_FIRST_STEP, _LAST_STEP, _NEAR = 0.01, 100.0, 5e-4
 _NO_LIMIT = 1 << 62
 #: More closed sets than this are not all searched.
 MAX_SETS = 200_000
@@ -154,8 +156,10 @@ class Search:
         proven, budget = self.lower_bound_ms, self.budget
         try:
             for space, complete in self.graphs:
-                work = 0
-                for cap in _caps(proven, least):
+                below, cap, work = self._bracket(space, nm, rule, least)
+                budget -= work
+                proven = below if complete else proven
+                for cap in sorted({cap, *_caps(below, least)}):
                     reached, cut, work = space.fastest_within(nm, rule, cap, budget)
                     budget -= work
                     if cut is not None:
@@ -174,6 +178,24 @@ class Search:
         if held is None:
             raise self._unknown(nm)
         return Found(held.stages, held.classes, least, min(proven, least))
+
+    def _bracket(self, space: CutSpace, nm: int, rule: InFlightRule, least: float) -> tuple[float, float, int]:
+        """Two caps: no plan is within the first; the second may allow one, or reaches ``least``. And the work done."""
+        below, step, work = self.lower_bound_ms, _FIRST_STEP, 0
+        above = least
+        while step < _LAST_STEP and below * (1 + step) < least:
+            some, done = space.may_reach(nm, rule, below * (1 + step))
+            work += done
+            if some:
+                above = below * (1 + step)
+                break
+            below, step = below * (1 + step), 2 * step
+        while np.isfinite(above) and above > below * (1 + _NEAR) and work < self.budget:
+            middle = (below + above) / 2
+            some, done = space.may_reach(nm, rule, middle)
+            work += done
+            below, above = (below, middle) if some else (middle, above)
+        return below, above, work
 
     def _unknown(self, nm: int) -> PlanningError:
         return PlanningError(
@@ -235,10 +257,18 @@ def search(
         line = block_graph(chain, linear=True)
     pipelines = tails(classes, len(line))
 
-    def space(graph: BlockGraph, sets: ClosedSets) -> CutSpace:
+    def space(graph: BlockGraph, sets: ClosedSets, *, relaxed: bool = False) -> CutSpace:
         exact_stages = 0 if boundaries is None else len(merged)
         return cut_space(
-            chain, graph, sets, classes, pipelines, memory_rule, overlapped=overlapped, exact_stages=exact_stages
+            chain,
+            graph,
+            sets,
+            classes,
+            pipelines,
+            memory_rule,
+            overlapped=overlapped,
+            exact_stages=exact_stages,
+            relaxed=relaxed,
         )
 
     def space_in_order(graph: BlockGraph) -> CutSpace:
@@ -255,10 +285,10 @@ def search(
     graph = None if boundaries is not None else block_graph(chain)
     if graph is not None and not graph.linear and max_sets > 0:
         every = closed_sets(graph, max_sets)
-        if every is None or len(every) > BAND_SETS:
-            graphs.append((space(graph, widest_band(graph, min(BAND_SETS, max_sets))), False))
-        if every is not None:
-            graphs.append((space(graph, every), True))
+        if every is None:
+            graphs.append((space(graph, widest_band(graph, min(BAND_SETS, max_sets)), relaxed=True), False))
+        else:
+            graphs.append((space(graph, every, relaxed=True), True))
     return Search(
         chain=chain,
         classes=classes,

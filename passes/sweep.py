@@ -55,7 +55,9 @@ class TailArrays(NamedTuple):
         by_class: Tails by ``first_class``: those of class a are ``by_class[class_starts[a]:class_starts[a + 1]]``.
         longer: ``[tail, class]``: the tail made by a stage of that class before it, -1 where there is none.
         low, high: First and last + 1 set before the tail.
-        rest_low, rest_high: The same for what follows its first stage; ``rest_at``: where R of the tail is stored.
+        rest_low, rest_high: The same for what follows its first stage.
+        rest_at: R of tail t is stored at ``rest_at[t]:rest_at[t + 1]``.
+        begins: Per set, whether any tail may begin there.
     """
 
     first_class: IntArray
@@ -68,6 +70,7 @@ class TailArrays(NamedTuple):
     rest_low: IntArray
     rest_high: IntArray
     rest_at: IntArray
+    begins: BoolArray
 
 
 class DeviceArrays(NamedTuple):
@@ -249,7 +252,7 @@ def _reach(
 
 
 @numba.njit(cache=True, inline="always")
-def _transfer_ms(n_bytes: int, bytes_per_ms: float, latency_ms: float) -> float:
+def transfer_ms(n_bytes: int, bytes_per_ms: float, latency_ms: float) -> float:
     return latency_ms + n_bytes / bytes_per_ms if n_bytes > 0 else 0.0
 
 
@@ -312,9 +315,9 @@ def _on_class(
         stages.end[kept], stages.slots[kept] = end, slots
         links = devices.bytes_per_ms.shape[0]
         for out in range(links):
-            back = _transfer_ms(walk.sums[entry, 1], devices.bytes_per_ms[out], devices.latency_ms[out])
+            back = transfer_ms(walk.sums[entry, 1], devices.bytes_per_ms[out], devices.latency_ms[out])
             for into in range(links):
-                moved = back + _transfer_ms(walk.sums[entry, 0], devices.bytes_per_ms[into], devices.latency_ms[into])
+                moved = back + transfer_ms(walk.sums[entry, 0], devices.bytes_per_ms[into], devices.latency_ms[into])
                 stages.moved_ms[into * links + out, kept] = moved
                 stages.stage_ms[into * links + out, kept] = max(compute, moved) if overlapped else compute + moved
         kept += 1
@@ -408,7 +411,7 @@ def least_bottleneck(
         if tails.stages[t] == 1:
             rest[tails.rest_at[t] + last - tails.rest_low[t]] = -np.inf
     for start in range(last - 1, -1, -1):
-        if not _mark_usable(start, tails, usable):
+        if not tails.begins[start] or not _mark_usable(start, tails, usable):
             continue
         limit = np.inf if overflow else cap
         count, steps = _reach(start, sets, nodes, memory, most_available, usable, limit, useful, walk)
@@ -572,7 +575,7 @@ def least_communication(
             at = tails.rest_at[t] + last - tails.rest_low[t]
             rest.moved_ms[at], rest.memory[at], rest.following[at] = 0.0, 0, -1
     for start in range(last - 1, -1, -1):
-        if not _mark_usable(start, tails, usable):
+        if not tails.begins[start] or not _mark_usable(start, tails, usable):
             continue
         limit = np.inf if overflow else bound
         count, steps = _reach(start, sets, nodes, memory, most_available, usable, limit, useful, walk)
