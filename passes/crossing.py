@@ -47,7 +47,8 @@ def crossing(graph: BlockGraph, sets: ClosedSets, node_ms: FloatArray) -> Crossi
         np.maximum.at(without[kind], nodes.reads, (whole - after)[kind, reader])
     starts, values = _crossing(nodes, sets.parent, sets.added, sets.words, *_readers(nodes))
     slack = _ROUNDING * whole
-    return Crossing(starts, values, without + slack, before[:, nodes.producer] - slack)
+    made = np.ascontiguousarray(before[:, nodes.producer] - slack)
+    return Crossing(starts, values, without + slack, made)
 
 
 def _readers(nodes: NodeArrays) -> tuple[IntArray, IntArray]:

@@ -201,6 +201,13 @@ class CutSpace:
         stages = new_stages(count, len(memory.in_flight), len(self.devices.bytes_per_ms))
         return self.arrays, nodes, tails, self.devices, memory, self._scratch["walk"], stages
 
+    @property
+    def most_ms(self) -> float:
+        """No stage takes longer."""
+        links, nodes = self.devices, self.graph.arrays
+        moved = int(nodes.forward_bytes.sum() + nodes.backward_bytes.sum())
+        return float(self.node_ms.sum(axis=1).max() + moved / links.bytes_per_ms.min() + 2 * links.latency_ms.max())
+
     @cached_property
     def crosses(self) -> Crossing:
         """The values that cross each set."""
@@ -215,17 +222,16 @@ class CutSpace:
         """The windows of all tails for ``cap``, None where no plan is within it; and the work done."""
         tails, last = self.tails, len(self.sets) - 1
         low, high = np.zeros(len(tails), dtype=np.int64), np.full(len(tails), last, dtype=np.int64)
-        everywhere = np.ones(last, dtype=np.bool_)
-        if not np.isfinite(cap) or self.unit == 0:
-            return self._windows(low, high, everywhere), 0
-        after, before = tails.after @ self.prices, tails.before @ self.prices
-        # Worth is rounded down to units node by node, so a set may lack a unit for each node.
-        slack = len(self.graph) + 2
-        low = np.searchsorted(self.worth, self.worth[-1] - np.ceil(after * cap / self.unit * (1 + 1e-9)) - slack)
-        high = np.searchsorted(self.worth, np.ceil(before * cap / self.unit * (1 + 1e-9)) + slack, side="right")
-        high = np.minimum(high, last)
-        windows = self._windows(np.minimum(low, high), high, everywhere)
-        if not self.relaxed:
+        if np.isfinite(cap) and self.unit > 0:
+            after, before = tails.after @ self.prices, tails.before @ self.prices
+            # Worth is rounded down to units node by node, so a set may lack a unit for each node.
+            slack = len(self.graph) + 2
+            low = np.searchsorted(self.worth, self.worth[-1] - np.ceil(after * cap / self.unit * (1 + 1e-9)) - slack)
+            high = np.searchsorted(self.worth, np.ceil(before * cap / self.unit * (1 + 1e-9)) + slack, side="right")
+            high = np.minimum(high, last)
+            low = np.minimum(low, high)
+        windows = self._windows(low, high, np.ones(last, dtype=np.bool_))
+        if not self.relaxed or np.isinf(cap):
             return windows, 0
         found, work = possible(
             self.arrays, self.crosses, self.graph.arrays, windows, self.devices, memory, cap, overlapped=self.overlapped

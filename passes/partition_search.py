@@ -1,11 +1,13 @@
 """The partition search: least slowest stage over all nested closed sets, all orders and all subsets of the devices.
 
 1. The chain's own order is searched first (`n + 1` closed sets): quick, and its optimum bounds the answer from above.
-2. Then all closed sets of the block graph, where their number is within `MAX_SETS`. Where they are many, first only
-   those that differ from the chain's order within a band, which may better what is held.
-3. A sweep looks for a plan below a cap only, and is the faster the lower the cap. Caps rise from the lower bound to
-   what is held; one in vain proves that nothing lies below it (over all closed sets).
-4. Among the plans of least bottleneck: less communication, then less memory; the chain's own order if it is as good.
+2. Then all closed sets of the block graph, where their number is within `MAX_SETS`; else those that differ from the
+   chain's order within a band, which may better what is held but proves nothing.
+3. A relaxation (`relaxation`) tells caps below which there is nothing from caps that may allow a plan: bisection brings
+   the two close together, and the lower one is a proven bound.
+4. A sweep looks for a plan below a cap only, and is the faster the lower the cap. Caps rise from the one the relaxation
+   allows to what is held; one in vain proves that nothing lies below it (over all closed sets).
+5. Among the plans of least bottleneck: less communication, then less memory; the chain's own order if it is as good.
    (Where the work left does not allow that last sweep: some plan of least bottleneck.)
 
 All work is counted, not timed, so that the answer does not depend on the machine. Where the work allowed is spent, or
@@ -31,17 +33,19 @@ from hetpipe_compiler.passes.stage_memory import MemoryRule, reserve_bytes, tota
 from hetpipe_compiler.passes.stage_sums import StageSums, stage_sums
 
 #: How far above the lower bound the search looks, first to last, while no plan is known.
-_CAPS = (1.02, 1.1, 1.3, 1.7, 3.0, float("inf"))
+_CAPS = (1.02, 1.1, 1.3, 1.7, 3.0)
 #: Where between the lower bound and the plan held.
 _SHARES = (1 / 4,)
 #: Cuts of the chain's own order that are looked at first.
 _COARSE_CUTS = 256
-#: Steps of the relaxation's caps upward, relative: each twice the last; and when its bound is near enough.
-_FIRST_STEP, _LAST_STEP, _NEAR = 0.01, 100.0, 5e-4
+#: The relaxation's first cap lies so far above the lower bound, and its last two caps so near each other (relative).
+_FIRST_STEP, _NEAR = 0.01, 5e-4
+#: Caps that the relaxation tries at most.
+_STEPS = 60
 _NO_LIMIT = 1 << 62
 #: More closed sets than this are not all searched.
 MAX_SETS = 200_000
-#: Where there are more than these, a band with so many is searched first.
+#: Where there are more, a band of so many is searched.
 BAND_SETS = 4_000
 #: Work of one search over all orders: about a minute of one core.
 BUDGET = 3_000_000_000
@@ -82,8 +86,9 @@ class Search:
     Attributes:
         line: Cuts of the chain's own order (or the cut by hand).
         coarse: Some of them, evenly chosen, where there are many.
-        graphs: Cuts at closed sets, few first, and whether these are all there are; none if there is one order only.
-        budget: Work for each search over ``graphs``.
+        graph: Cuts at closed sets; None if the blocks have one order only.
+        complete: Whether those are all closed sets.
+        budget: Work for each search over ``graph``.
     """
 
     chain: BlockChain
@@ -91,7 +96,8 @@ class Search:
     memory_rule: MemoryRule
     line: CutSpace
     coarse: CutSpace | None
-    graphs: tuple[tuple[CutSpace, bool], ...]
+    graph: CutSpace | None
+    complete: bool
     budget: int
     _sums: dict[tuple[int, ...], StageSums] = field(default_factory=dict, repr=False)
 
@@ -108,9 +114,9 @@ class Search:
         """
         least = self.least_in_order(nm, rule)
         held = None if np.isinf(least) else self.line.best_within(nm, rule, least * (1 + ROUNDING), _NO_LIMIT)[0]
-        if not self.graphs:
+        if self.graph is None:
             return None if held is None else Found(held.stages, held.classes, least, least)
-        return self._over_all_orders(nm, rule, held, least)
+        return self._over_all_orders(self.graph, nm, rule, held, least)
 
     def least_overflow(self, nm: int, rule: InFlightRule) -> Found | None:
         """The plan in the chain's order whose worst stage exceeds its device's memory least; None if there is none."""
@@ -151,27 +157,29 @@ class Search:
                     return
         yield from _caps(self.lower_bound_ms, float("inf"))
 
-    def _over_all_orders(self, nm: int, rule: InFlightRule, held: Cut | None, least: float) -> Found | None:
-        """The best over ``graphs``, given the best in the chain's order, ``held``, whose bottleneck is ``least``."""
-        proven, budget = self.lower_bound_ms, self.budget
+    def _over_all_orders(
+        self, space: CutSpace, nm: int, rule: InFlightRule, held: Cut | None, least: float
+    ) -> Found | None:
+        """The best over ``space``, given the best in the chain's order, ``held``, whose bottleneck is ``least``."""
+        below, first_cap, work = self._bracket(space, nm, rule, least)
+        if np.isinf(below) and self.complete:
+            return None
+        proven, budget = below if self.complete else self.lower_bound_ms, self.budget - work
         try:
-            for space, complete in self.graphs:
-                below, cap, work = self._bracket(space, nm, rule, least)
+            for cap in sorted({first_cap, *_caps(below, least, space.most_ms)} - {least}):
+                reached, cut, work = space.fastest_within(nm, rule, cap, budget)
                 budget -= work
-                proven = below if complete else proven
-                for cap in sorted({cap, *_caps(below, least)}):
-                    reached, cut, work = space.fastest_within(nm, rule, cap, budget)
-                    budget -= work
-                    if cut is not None:
-                        least, held = reached, cut
-                        break
-                    proven = cap if complete else proven
-                if complete and np.isinf(least):
+                if cut is not None:
+                    least, held = reached, cut
+                    break
+                proven = cap if self.complete else proven
+            if self.complete:
+                if held is None:
                     return None
-                proven = least if complete else proven
+                proven = least
                 # A sweep for the tie-break takes about as much work as the last one: not begun where it cannot end.
-                if complete and held is not None and budget > work // 2:
-                    best, work = space.best_within(nm, rule, least * (1 + ROUNDING), budget)
+                if budget > work // 2:
+                    best, _ = space.best_within(nm, rule, least * (1 + ROUNDING), budget)
                     held = best if _better(best, held) else held
         except OutOfBudgetError:
             pass
@@ -180,21 +188,22 @@ class Search:
         return Found(held.stages, held.classes, least, min(proven, least))
 
     def _bracket(self, space: CutSpace, nm: int, rule: InFlightRule, least: float) -> tuple[float, float, int]:
-        """Two caps: no plan is within the first; the second may allow one, or reaches ``least``. And the work done."""
-        below, step, work = self.lower_bound_ms, _FIRST_STEP, 0
-        above = least
-        while step < _LAST_STEP and below * (1 + step) < least:
-            some, done = space.may_reach(nm, rule, below * (1 + step))
-            work += done
-            if some:
-                above = below * (1 + step)
+        """Two caps: no plan is within the first; the second may allow one, or is ``least``. And the work done.
+
+        Where nothing is held and the relaxation allows no plan at all both are infinite.
+        """
+        below, above, step, work = self.lower_bound_ms, least, _FIRST_STEP, 0
+        if np.isinf(least):
+            some, work = space.may_reach(nm, rule, space.most_ms)
+            below, above = (below, space.most_ms) if some else (least, least)
+        for _ in range(_STEPS):
+            if below * (1 + _NEAR) >= above or work > self.budget:
                 break
-            below, step = below * (1 + step), 2 * step
-        while np.isfinite(above) and above > below * (1 + _NEAR) and work < self.budget:
-            middle = (below + above) / 2
-            some, done = space.may_reach(nm, rule, middle)
+            cap = min(below * (1 + step), (below + above) / 2) or above / 2
+            some, done = space.may_reach(nm, rule, cap)
             work += done
-            below, above = (below, middle) if some else (middle, above)
+            below, above = (below, cap) if some else (cap, above)
+            step *= 2
         return below, above, work
 
     def _unknown(self, nm: int) -> PlanningError:
@@ -212,10 +221,10 @@ def _better(a: Cut, b: Cut) -> bool:
     return b.moved_ms > a.moved_ms * (1 + ROUNDING) or b.memory > a.memory
 
 
-def _caps(lower: float, held: float) -> list[float]:
-    """Caps to try in turn, all below ``held``."""
+def _caps(lower: float, held: float, most: float = float("inf")) -> list[float]:
+    """Caps to try in turn, all below ``held``; the last is ``most`` where nothing is held."""
     if np.isinf(held):
-        return [cap * lower if np.isfinite(cap) else np.inf for cap in _CAPS]
+        return [*(cap * lower for cap in _CAPS if cap * lower < most), most]
     if held <= lower * (1 + ROUNDING):
         return []
     return [*(lower + share * (held - lower) for share in _SHARES), held * (1 - ROUNDING)]
@@ -281,21 +290,20 @@ def search(
         borders = [len(line) * at // _COARSE_CUTS for at in range(_COARSE_CUTS + 1)]
         runs = [line.members[lo:hi] for lo, hi in pairwise(borders)]
         coarse = block_graph(chain, merged=[[b for node in run for b in node] for run in runs], linear=True)
-    graphs: list[tuple[CutSpace, bool]] = []
-    graph = None if boundaries is not None else block_graph(chain)
-    if graph is not None and not graph.linear and max_sets > 0:
-        every = closed_sets(graph, max_sets)
-        if every is None:
-            graphs.append((space(graph, widest_band(graph, min(BAND_SETS, max_sets)), relaxed=True), False))
-        else:
-            graphs.append((space(graph, every, relaxed=True), True))
+    graph = None if boundaries is not None or max_sets == 0 else block_graph(chain)
+    graph = None if graph is not None and graph.linear else graph
+    every = closed_sets(graph, max_sets) if graph is not None else None
+    cuts = None
+    if graph is not None:
+        cuts = space(graph, every or widest_band(graph, min(BAND_SETS, max_sets)), relaxed=True)
     return Search(
         chain=chain,
         classes=classes,
         memory_rule=memory_rule,
         line=space_in_order(line),
         coarse=space_in_order(coarse) if coarse is not None else None,
-        graphs=tuple(graphs),
+        graph=cuts,
+        complete=every is not None,
         budget=budget,
     )
 
