@@ -73,13 +73,16 @@ def test_operator_graph_of_2001(benchmark):
     assert plan.optimal
 
 
-@pytest.mark.parametrize("budget", [150_000_000, 3_000_000_000])
-def test_graph_with_36402_closed_sets(benchmark, budget):
-    """6 devices of 3 kinds: a bounded answer, and the exact one."""
-    chain = inception_graph()
-    options = {**OPTIONS, "budget": budget}
-    plan = benchmark.pedantic(partition, (chain, SIX, CLUSTER), options, rounds=1)
+@pytest.mark.parametrize("objective", ["hetpipe", "overlapped"])
+@pytest.mark.parametrize("traffic", [0.1, 1, 8])
+@pytest.mark.parametrize("shape", [(10, (3, 6, 9, 12)), (9, (2, 2, 2, 3, 4, 5)), (16, (2, 3, 3, 3, 4, 5))], ids=str)
+def test_parallel_branches(benchmark, shape, traffic, objective):
+    """36,402, 29,162 and 92,162 closed sets, 6 devices of 3 kinds; values as large as usual, or smaller, or larger."""
+    chain = inception_graph(*shape, traffic=traffic)
+    options = {**OPTIONS, "objective": objective}
+    plan = benchmark.pedantic(partition, (chain, SIX, CLUSTER), options, rounds=1, warmup_rounds=1)
     benchmark.extra_info["bottleneck_ms"], benchmark.extra_info["bound_ms"] = plan.bottleneck_ms, plan.lower_bound_ms
+    assert plan.optimal
 
 
 @pytest.mark.parametrize("devices", [16, 64, 256])

@@ -62,8 +62,13 @@ def large_cluster(devices: int) -> Cluster:
     return Cluster(f"large{devices}", tuple(nodes), INFINIBAND, None)
 
 
-def inception_graph(modules: int = 10, branches: tuple[int, ...] = (3, 6, 9, 12), seed: int = 0) -> BlockChain:
-    """Modules of parallel branches, one after another: 36,402 closed sets with the default figures, 311 blocks."""
+def inception_graph(
+    modules: int = 10, branches: tuple[int, ...] = (3, 6, 9, 12), seed: int = 0, traffic: float = 1.0
+) -> BlockChain:
+    """Modules of parallel branches, one after another: 36,402 closed sets with the default figures, 311 blocks.
+
+    ``traffic``: values are so many times their usual size.
+    """
     edges: list[tuple[int, int]] = []
     count, before = 1, 0
     for _ in range(modules):
@@ -75,7 +80,7 @@ def inception_graph(modules: int = 10, branches: tuple[int, ...] = (3, 6, 9, 12)
             count += length
         edges += [(end, count) for end in ends]
         before, count = count, count + 1
-    return graph_chain(count, edges, seed)
+    return graph_chain(count, edges, seed, traffic)
 
 
 def operator_graph(layers: int = 100, seed: int = 0) -> BlockChain:
@@ -95,14 +100,14 @@ def operator_graph(layers: int = 100, seed: int = 0) -> BlockChain:
     return graph_chain(at + 1, edges, seed)
 
 
-def graph_chain(count: int, edges: list[tuple[int, int]], seed: int) -> BlockChain:
+def graph_chain(count: int, edges: list[tuple[int, int]], seed: int, traffic: float = 1.0) -> BlockChain:
     """Random costs on a given graph: each block makes one value for all that read it."""
     rng = np.random.default_rng(seed)
     readers: dict[int, list[int]] = {}
     for a, b in edges:
         readers.setdefault(a, []).append(b)
     work = rng.lognormal(0, 0.8, count) * 900.0 / count
-    size = (rng.lognormal(0, 0.7, count) * 4e6).astype(int)
+    size = (rng.lognormal(0, 0.7, count) * 4e6 * traffic).astype(int)
     parameters = (rng.lognormal(0, 1, count) * 240e6 / count).astype(int)
     return BlockChain(
         name=f"graph{count}",
