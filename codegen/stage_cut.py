@@ -8,7 +8,7 @@ several stages read belongs to the first of them and its value travels like an a
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -79,6 +79,7 @@ class _Cutter:
         self._running = [self._with_constants(s) for s in range(self._count)]
         self._readers = self._stages_reading()
         self._owner = self._parameter_owners()
+        self._titles = _titles(self._owner, {node.name for node in self._graph.nodes})
 
     def stages(self) -> tuple[StageCut, ...]:
         return tuple(self._stage(s) for s in range(self._count))
@@ -189,7 +190,7 @@ class _Cutter:
     def _parameter_port(self, name: str) -> Port:
         tensor = self._tensors[name]
         return Port(
-            name="shared_" + name.replace(".", "_"),
+            name=self._titles[name],
             kind="parameter",
             source=self._owner[name][0],
             shape=tensor.shape,
@@ -197,6 +198,18 @@ class _Cutter:
             requires_grad=True,
             bytes=tensor.bytes,
         )
+
+
+def _titles(parameters: Iterable[str], taken: set[str]) -> dict[str, str]:
+    """What ports that carry parameters are called, each unlike all others and unlike ``taken``."""
+    titles: dict[str, str] = {}
+    for name in parameters:
+        title = "shared_" + re.sub(r"\W", "_", name)
+        while title in taken:
+            title += "_"
+        titles[name] = title
+        taken = taken | {title}
+    return titles
 
 
 def _is_symbol(size: object) -> bool:

@@ -24,7 +24,7 @@ from hetpipe_compiler.ir.opaque import OpaqueCall, TensorForm, fill, opaque_call
 from hetpipe_compiler.ir.source import module_path, source_place
 from hetpipe_compiler.passes.eval_mode import arguments_of, constants_differ, in_eval
 
-_RESERVED = frozenset({"torch", "nn", "aten", "self", "device"})
+_RESERVED = frozenset({"torch", "nn", "aten", "math", "self", "device"})
 _INFIX = {
     operator.add: "+", operator.sub: "-", operator.mul: "*", operator.floordiv: "//", operator.truediv: "/",
     operator.mod: "%", operator.pow: "**", operator.eq: "==", operator.ne: "!=", operator.lt: "<", operator.le: "<=",

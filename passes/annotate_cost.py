@@ -43,6 +43,7 @@ from hetpipe_compiler.ir.source import source_place
 from hetpipe_compiler.passes.base import Compilation, Pass
 from hetpipe_compiler.passes.live_bytes import LiveBytes, NodeLives, storages, tensors_in
 from hetpipe_compiler.passes.node_key import node_key
+from hetpipe_compiler.passes.normalize import mutated_arguments
 
 #: Operators that move nothing: they rename, allocate lazily, or only look.
 _FREE = frozenset(
@@ -261,14 +262,21 @@ class _CostInterpreter(fx.Interpreter):
         backward = self._backward_of(key, out, inputs) if differentiable else _Backward()
         lives.backward = self._backward_bytes(node, backward)
         self._lives[node.name] = lives
-        value = pytree.tree_map(lambda t: _passed_on(t, differentiable) if isinstance(t, torch.Tensor) else t, out)
+        # What no_grad writes into keeps the gradient that it had.
+        kept = not grad and any(self._wants_gradient(n) for n in mutated_arguments(node))
+        value = pytree.tree_map(
+            lambda t: _passed_on(t, differentiable, kept) if isinstance(t, torch.Tensor) else t, out
+        )
         self._alive.append((out, value))
         for leaf in pytree.tree_leaves(value):
             if isinstance(leaf, torch.Tensor):
                 self._saver.owners.setdefault(leaf.untyped_storage()._cdata, node.name)
         saved = tuple(SavedStorage(self._saver.owners.get(key, node.name), size) for key, size in self._saver.current)
-        self._note(node, value, forward, backward.work, differentiable, saved, key)
+        self._note(node, value, forward, backward.work, differentiable or kept, saved, key)
         return value
+
+    def _wants_gradient(self, node: fx.Node) -> bool:
+        return node in self._values and self._values[node].requires_grad
 
     def _measure_opaque(self, node: fx.Node, call: OpaqueCall) -> Any:
         """Run the user's own module on the example's values: only they say what it does."""
@@ -406,8 +414,8 @@ def _stand_in(value: Any, written: bool) -> Any:
     )
 
 
-def _passed_on(value: torch.Tensor, differentiable: bool) -> torch.Tensor:
-    return value.detach().requires_grad_(differentiable and value.requires_grad)
+def _passed_on(value: torch.Tensor, differentiable: bool, kept: bool) -> torch.Tensor:
+    return value.detach().requires_grad_(kept or (differentiable and value.requires_grad))
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,7 @@ def normalize(captured: Captured) -> Captured:
         _drop_idle_conversions(graph)
     storages = Storages(graph)
     _refuse_written_parameters(captured, storages)
+    _refuse_other_writes(captured, storages)
     _functionalize(graph, storages)
     _free_layouts(graph, storages)
     _drop_unread(graph)
@@ -108,6 +109,31 @@ def _refuse_written_parameters(captured: Captured, storages: Storages) -> None:
                     f"forward writes into parameter '{held[storages.of(written)]}'",
                     where=source_place(node, captured.root) or None,
                     hint="compute with a changed copy, or let the optimizer change it; or make it a buffer",
+                )
+
+
+def _refuse_other_writes(captured: Captured, storages: Storages) -> None:
+    """What is written must be a buffer, alone on its memory: nothing else is state that stages have and give back."""
+    graph = captured.graph_module.graph
+    constants, buffers = ({t.name for t in tensors} for tensors in (captured.constants, captured.buffers))
+    for node in graph.nodes:
+        for written in mutated_arguments(node):
+            held = sorted({str(n.target) for n in storages.sharers(written) if n.op == "get_attr"})
+            plain = [name.removeprefix("constant_") for name in held if name in constants]
+            several = [name for name in held if name in buffers]
+            if plain:
+                raise WorkloadError(
+                    "HP113",
+                    f"forward writes into '{plain[0]}', a tensor that is no buffer",
+                    where=source_place(node, captured.root) or None,
+                    hint="make it a buffer (register_buffer): then it is kept, saved and moved with the model",
+                )
+            if len(several) > 1:
+                raise WorkloadError(
+                    "HP116",
+                    f"forward writes into buffer '{several[0]}', which shares memory with '{several[1]}'",
+                    where=source_place(node, captured.root) or None,
+                    hint="register one buffer, and take the other as a view of it in forward",
                 )
 
 

@@ -595,6 +595,99 @@ class Checkpointed(nn.Module):
         return self.head(h)
 
 
+class Reentrant(nn.Module):
+    """Checkpointing of the old kind: no gradient for what it wraps where its input wants none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.utils.checkpoint.checkpoint(lambda t: torch.relu(self.a(t)), x, use_reentrant=True)
+        h = torch.utils.checkpoint.checkpoint(lambda t: torch.relu(self.b(t)), self.c(h), use_reentrant=True)
+        return self.head(h)
+
+
+class SavesMemory(torch.autograd.Function):
+    """A backward of its own that is the derivative of its forward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: int) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(x)
+        ctx.scale = scale
+        return torch.tanh(x * scale)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        return gradient * ctx.scale * (1 - torch.tanh(x * ctx.scale).square()), None
+
+
+class OwnFunction(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(SavesMemory.apply(self.a(x), 2))
+
+
+class QuietWrite(nn.Module):
+    """Written under ``no_grad``, where it keeps its gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x) + 1
+        with torch.no_grad():
+            h.mul_(0.5)
+        return self.head(h + x)
+
+
+class LerpInplace(nn.Module):
+    """Export's fake tensors cannot try its functional twin at a free batch size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x) * 2
+        h.lerp_(self.a.bias, 0.2)
+        return self.head(h)
+
+
+class OddNames(nn.Module):
+    """Names that stages use themselves, for inputs, targets and buffers; and a module reached through a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+        self.b.weight = self.a.weight
+        self.b_b, self.b.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.plain = torch.full((WIDTH,), 2.0)
+        self.register_buffer("constant_plain", torch.full((WIDTH,), 3.0))
+        self.register_buffer("moving", torch.zeros(WIDTH))
+        self.listed = [self.b, self.moving]
+
+    def forward(self, math: Tensor, shared_a_weight: Tensor) -> Tensor:
+        h = torch.relu(self.a(math)).view(math.shape[0] * 2, -1) / math.shape[0] ** 0.5
+        h = self.listed[0](h.view(-1, WIDTH)) * shared_a_weight + self.plain
+        h = h + self.b.b(torch.tanh(self.b_b(h)))
+        self.moving.add_(h.detach().mean(0))
+        h = h - self.listed[1]
+        h = self.b_b(h) + self.b.b(h)
+        return self.head(h * self.constant_plain)
+
+
+def odd_names() -> dict[str, Any]:
+    x, y = vectors()
+    return {"math": x, "shared_a_weight": x.flip(0), "nn": y}
+
+
 class DropPath(nn.Module):
     """Residual branches that training leaves out at random, per sample, and dropout around them."""
 
@@ -742,12 +835,14 @@ KINDS: dict[str, Kind] = {
             InplaceNet, CompareInplace, FrozenLoRA, UnusedEven, MixedDtype, Autocast, NoGrad, BranchyDAG, OptionalArgs,
             ConstInForward, RandomInForward, NoInputFirst, CalledTwice, BufferWrites, WritesBatch, Parametrized,
             DropPath, OldWeightNorm, LazyCache, KeepsForPeople, FixedBatch, SizesCross, Layouts, Checkpointed,
+            Reentrant, OwnFunction, QuietWrite, LerpInplace,
             KeptWhole, KeptWholeTwice,
         )
     },
     "BNConvNet": Kind(BNConvNet, images, nn.CrossEntropyLoss(label_smoothing=0.1)),
     "NestedIO": Kind(NestedIO, nested, None, 0),
     "OptionalKeywords": Kind(OptionalArgs, keyword, nn.CrossEntropyLoss(), ["labels"]),
+    "OddNames": Kind(OddNames, odd_names, nn.CrossEntropyLoss(), ["nn"]),
     "BigVocab": Kind(big_vocabulary, tokens, token_loss),
     "Identity": Kind(Identity, vectors, None),
     "AuxiliaryHead": Kind(AuxiliaryHead, vectors, None),
@@ -895,6 +990,88 @@ class SharedMemory(_Head):
         return self.head(self.a(x)) + self.part.mean()
 
 
+class WritesPlain(_Head):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x) + self.plain
+        self.plain[0] = 2  # HP113
+        return self.head(h)
+
+
+class BufferOfParameter(_Head):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("follows", self.a.weight.data)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.a(x) + F.linear(x, self.follows))
+
+
+class WritesSharedBuffer(_Head):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.ones(2, WIDTH))
+        self.register_buffer("row", self.table[0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x) * self.row
+        self.table.mul_(0.5)  # HP116
+        return self.head(h + self.row)
+
+
+class ListedParameter(_Head):
+    def __init__(self) -> None:
+        super().__init__()
+        self.listed = [self.a.weight]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.a(x) + F.linear(x, self.listed[0]))
+
+
+class Straight(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:  # type: ignore[override]
+        return x.round()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]  # noqa: ARG004
+        return gradient
+
+
+class StraightThrough(_Head):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(Straight.apply(self.a(x)))  # HP119
+
+
+class HooksGradient(_Head):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        if h.requires_grad:
+            h.register_hook(lambda gradient: gradient * 3)  # HP119
+        return self.head(h)
+
+
+class ParameterHook(_Head):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a.weight.register_hook(lambda gradient: gradient * 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.a(x))
+
+
+class ModuleHook(_Head):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a.register_full_backward_hook(lambda _, inputs, __: inputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.a(x))
+
+
 class DetachedLoss(_Head):
     def forward(self, x: Tensor) -> Tensor:  # noqa: ARG002
         return torch.zeros(BATCH, CLASSES) + 1
@@ -925,6 +1102,8 @@ REFUSED: dict[str, Kind] = {
         for m in (
             BranchOnValue, Condition, Counter, PlainState, BooleanIndex, ItemInForward, WritesParameter,
             WritesParameterView, CumulativeNorm, EarlyAutocast,
+            WritesPlain, BufferOfParameter, WritesSharedBuffer, ListedParameter, StraightThrough, HooksGradient,
+            ParameterHook, ModuleHook,
             KeepsLast, Resized, Keyword, SharedMemory, DetachedLoss, WrongShape,
         )
     },

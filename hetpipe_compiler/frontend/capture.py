@@ -23,6 +23,7 @@ from hetpipe_compiler.frontend.export import cannot_export, export_step, first_l
 from hetpipe_compiler.frontend.load import LoadedWorkload, user_line
 from hetpipe_compiler.frontend.names import Names, attribute
 from hetpipe_compiler.frontend.opaque import Kept
+from hetpipe_compiler.frontend.own_gradients import refuse_hooks
 from hetpipe_compiler.frontend.regions import inline_regions, uses_autocast
 from hetpipe_compiler.frontend.training_step import TrainingStep, loss_for
 from hetpipe_compiler.ir.captured import Captured
@@ -41,7 +42,7 @@ def capture(loaded: LoadedWorkload, *, evaluation: bool = False, opaque: Sequenc
     Raises:
         WorkloadError: HP106-HP107 the example does not fit, or there is no scalar loss; HP108 no trainable parameters;
             HP110 the model or the loss raises; HP111-HP113 it cannot be captured as it is meant; HP115 autocast is off;
-            HP116 two parameters share memory; HP123-HP124 a submodule cannot be kept whole.
+            HP116 a parameter shares memory; HP119 gradients of its own; HP123-HP124 a submodule cannot be kept whole.
     """
     kept = Kept(loaded, build_real(loaded, seed=0), _example(loaded, "cpu"), opaque) if opaque else None
     model = build_on_meta(loaded)
@@ -105,6 +106,7 @@ def _capture_on(
     step.loss = loss_for(loaded.workload, tensors[0].device.type)
     _check_trainable(loaded, step)
     _check_names(loaded, step.model)
+    refuse_hooks(step.model, str(loaded.path))
     try:
         graph_module, note = _export(loaded, step, tensors, kept)
     except WorkloadError:

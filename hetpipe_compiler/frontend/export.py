@@ -28,6 +28,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.frontend.load import user_line
+from hetpipe_compiler.frontend.own_gradients import OwnGradients
 from hetpipe_compiler.frontend.regions import autocast_on_cpu
 from hetpipe_compiler.frontend.training_step import TrainingStep
 from hetpipe_compiler.ir.source import is_internal, short_path
@@ -123,11 +124,14 @@ def export_step(
     """Export with a free batch size where the model allows; the note says why it is fixed where not.
 
     Raises:
-        WorkloadError: HP113 if ``forward`` counts on a plain attribute that it changed in the call before.
+        WorkloadError: HP113 if ``forward`` counts on a plain attribute that it changed in the call before; HP119 if it
+            makes gradients of its own.
         Exception: Whatever export raises.
     """
-    observed = _Observed()
-    program, note = _export(_ObservedStep(step, observed), tensors)
+    observed, gradients = _Observed(), OwnGradients(path)
+    with gradients.watched():
+        program, note = _export(_ObservedStep(step, observed), tensors)
+    gradients.check()
     for module, name in observed.replaced_tensors():
         full = f"{module}.{name}".lstrip(".")
         if full in program.constants:

@@ -36,6 +36,9 @@ class Names:
         self._loss = loss if isinstance(loss, torch.nn.Module) else None
         model = step.model
         _refuse_overlaps(model, where)
+        self._where = where
+        self._own = {id(t): n for n, t in (*model.named_parameters(), *model.named_buffers())}
+        self._memory = {_memory(t): n for n, t in (*model.named_buffers(), *model.named_parameters()) if t.numel()}
         self.parameters = self._collect(model.named_parameters(remove_duplicate=False), set())
         transient = {
             f"{prefix}.{name}".lstrip(".")
@@ -69,7 +72,18 @@ class Names:
         """The name of what a ``get_attr`` node reads; what is not the model's own becomes a constant."""
         if target.startswith(_MODEL) and target[len(_MODEL) :] in self._first:
             return self._first[target[len(_MODEL) :]]
+        if id(value) in self._own:  # reached by another way than its name, such as through a list
+            return self._own[id(value)]
+        if value.numel() and _memory(value) in self._memory:
+            raise WorkloadError(
+                "HP116",
+                f"forward reads the memory of '{self._memory[_memory(value)]}' through another tensor, '{target}'",
+                where=self._where,
+                hint="read the parameter or buffer itself, and slice it in forward",
+            )
         name = "constant_" + re.sub(r"\W", "_", target.removeprefix(_MODEL))
+        while name in self._first:  # the model has such a name itself
+            name += "_"
         if name not in self._constants:
             if self._loss is not None and target.startswith(_LOSS):
                 value = attribute(self._loss, target[len(_LOSS) :])
@@ -80,19 +94,27 @@ class Names:
 
 
 def _refuse_overlaps(model: torch.nn.Module, where: str) -> None:
-    """Two parameters on one storage would be one number in the model and two in the stages."""
+    """A parameter and another tensor on one storage would be one number in the model and two in the stages. (Buffers
+    that share memory may be read; see `passes.normalize` for writes.)"""
     seen: dict[int, tuple[str, torch.Tensor]] = {}
-    for name, value in model.named_parameters():
+    parameters = dict(model.named_parameters())
+    for name, value in (*parameters.items(), *model.named_buffers()):
         if not value.numel():
             continue
-        first, other = seen.setdefault(value.untyped_storage()._cdata, (name, value))
-        if other is not value:
+        first, other = seen.setdefault(_memory(value), (name, value))
+        if other is not value and first in parameters:
+            kind = "parameter" if name in parameters else "buffer"
             raise WorkloadError(
                 "HP116",
-                f"parameters '{first}' and '{name}' share memory but are two tensors",
+                f"parameter '{first}' and {kind} '{name}' share memory but are two tensors",
                 where=where,
                 hint="assign the same Parameter to both, or slice it in forward",
             )
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """What tensors have in common that share memory."""
+    return int(tensor.untyped_storage()._cdata)
 
 
 def attribute(root: Any, target: str) -> Any:

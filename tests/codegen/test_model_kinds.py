@@ -31,7 +31,7 @@ def _float64(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", models.KINDS)
-@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning", "ignore:None of the inputs have requires_grad")
 def test_stages_compute_what_the_model_computes(name: str, tmp_path: Path) -> None:
     folder, loaded, plan = compile_kind(name, tmp_path / "out")
     expected = eager(loaded)
@@ -76,6 +76,14 @@ EXPECTED = {
     "Resized": ("HP113", "'grown'"),
     "Keyword": ("HP118", "keyword"),
     "SharedMemory": ("HP116", "'a.weight' share memory"),
+    "WritesPlain": ("HP113", "writes into 'plain'"),
+    "BufferOfParameter": ("HP116", "'a.weight' and buffer 'follows' share memory"),
+    "WritesSharedBuffer": ("HP116", "buffer 'row', which shares memory with 'table'"),
+    "ListedParameter": ("HP116", "the memory of 'a.weight'"),
+    "StraightThrough": ("HP119", "Straight has a backward"),
+    "HooksGradient": ("HP119", "hangs a hook"),
+    "ParameterHook": ("HP119", "parameter 'a.weight' has a hook"),
+    "ModuleHook": ("HP119", "module 'a' has a backward hook"),
     "DetachedLoss": ("HP108", "no trainable parameter"),
     "WrongShape": ("HP110", "cannot be multiplied"),
     "NoScalar": ("HP107", "tensor of shape (batch, 5)"),

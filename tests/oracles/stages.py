@@ -21,6 +21,7 @@ class StageChain:
     def __init__(self, folder: Path, dtype: torch.dtype | None, vw: int = 0) -> None:
         plan = json.loads((folder / "plan.json").read_text())
         self.loss_name = plan["loss"]
+        self.constants = {constant["name"] for constant in plan["constants"]}
         self.stages = plan["virtual_workers"][vw]["stages"]
         values = {**load_file(folder / "weights.safetensors"), **load_file(folder / "constants.safetensors")}
         self.modules = [_load(folder / s["module"], values, dtype) for s in self.stages]
@@ -71,7 +72,7 @@ class StageChain:
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """All buffers of the model's own by name."""
-        return {n: b for m in self.modules for n, b in m.named_buffers() if not n.startswith("constant_")}
+        return {n: b for m in self.modules for n, b in m.named_buffers() if n not in self.constants}
 
 
 def _load(path: Path, values: dict[str, torch.Tensor], dtype: torch.dtype | None) -> torch.nn.Module:

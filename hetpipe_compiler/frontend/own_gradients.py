@@ -1,0 +1,145 @@
+"""Gradients that a model makes itself, which no stage would: hooks, and the ``backward`` of an ``autograd.Function``.
+
+Export follows what ``forward`` computes; stages take the derivative of that. A hook is lost on it, so it is refused. A
+``Function`` is looked at after export: each is called on random numbers, once as it is and once with its ``forward``
+differentiated. Where both give the same (functions that only save memory) nothing is lost; else it is refused.
+Checkpointing is one of them: the function that is checkpointed is followed itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import CheckpointFunction
+
+from hetpipe_compiler.errors import WorkloadError
+
+_HINT = "compute it with tensor operators whose derivative it is, or keep its module whole: --opaque MODULE"
+
+
+def refuse_hooks(model: torch.nn.Module, where: str) -> None:
+    """Raises `WorkloadError` HP119 where a parameter or a module has a hook on its gradient."""
+    for name, parameter in model.named_parameters():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise _refusal(f"parameter '{name}' has a hook on its gradient", where)
+    for name, module in model.named_modules():
+        if module._backward_hooks or module._backward_pre_hooks:
+            raise _refusal(f"module '{name or '(model)'}' has a backward hook", where)
+
+
+@dataclass
+class OwnGradients:
+    """What a call of ``forward`` does about gradients; ``path``: the user's file."""
+
+    path: Path
+    _calls: dict[Any, tuple[tuple[Any, ...], str]] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Notes each kind of ``Function`` that is applied; raises HP119 at a hook."""
+        applied = torch.autograd.Function.__dict__["apply"]
+
+        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            if cls is CheckpointFunction:
+                return _checkpointed(*args)
+            if not cls.__module__.startswith("torch.") and cls not in self._calls:
+                self._calls[cls] = tuple(pytree.tree_map(_description, args)), self._line()
+            return applied.__get__(None, cls)(*args, **kwargs)
+
+        def register_hook(_: torch.Tensor, __: Any) -> Any:
+            raise _refusal("forward hangs a hook on a gradient", self._line())
+
+        with (
+            mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)),
+            mock.patch.object(torch.Tensor, "register_hook", register_hook),
+        ):
+            yield
+
+    def check(self) -> None:
+        """Raises `WorkloadError` HP119 for a function whose ``backward`` is not its forward's derivative."""
+        for function, (args, line) in self._calls.items():
+            try:
+                with torch.random.fork_rng(devices=[]):
+                    same = _is_derivative(function, args)
+            except Exception:
+                same = False
+            if not same:
+                raise _refusal(f"{function.__name__} has a backward that is not its forward's derivative", line)
+
+    def _line(self) -> str:
+        own = [f for f in traceback.extract_stack() if Path(f.filename).resolve() == self.path.resolve()]
+        return f"{self.path}:{own[-1].lineno}" if own else str(self.path)
+
+
+def _checkpointed(function: Any, _preserve: bool, *args: Any) -> Any:
+    """Reentrant checkpointing. It gives no gradient to what the function reads if none of its arguments wants one."""
+    wanted = any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args)
+    with contextlib.nullcontext() if wanted else torch.no_grad():
+        return function(*args)
+
+
+def _refusal(problem: str, where: str) -> WorkloadError:
+    return WorkloadError("HP119", f"{problem}, which the stages would not run", where=where, hint=_HINT)
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """A tensor to come."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def drawn(self) -> torch.Tensor:
+        if self.dtype.is_floating_point:
+            return torch.randn(self.shape, dtype=torch.float64, requires_grad=True)
+        return torch.randint(0, 2, self.shape).to(self.dtype)
+
+
+def _description(value: Any) -> Any:
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return value.node.hint
+    if isinstance(value, torch.Tensor):
+        return _Numbers(tuple(_description(size) for size in value.shape), value.dtype)
+    return value
+
+
+class _Context:
+    """What ``forward`` gets as ``ctx`` when autograd itself follows it."""
+
+    needs_input_grad: tuple[bool, ...] = ()
+    saved_tensors: tuple[Any, ...] = ()
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        self.saved_tensors = tensors
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(("mark_", "set_")):
+            return lambda *_: None
+        raise AttributeError(name)
+
+
+def _is_derivative(function: Any, args: tuple[Any, ...]) -> bool:
+    drawn = pytree.tree_map_only(_Numbers, _Numbers.drawn, args)
+    leaves = [leaf for leaf in pytree.tree_leaves(drawn) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    context = _Context()
+    context.needs_input_grad = tuple(isinstance(a, torch.Tensor) and a.requires_grad for a in drawn)
+    apart = function.setup_context is not torch.autograd.Function.setup_context
+    found = []
+    for output in (function.apply(*drawn), function.forward(*drawn) if apart else function.forward(context, *drawn)):
+        outs = [o for o in pytree.tree_leaves(output) if isinstance(o, torch.Tensor) and o.requires_grad]
+        generator = torch.Generator().manual_seed(0)
+        given = [torch.randn(o.shape, generator=generator, dtype=o.dtype) for o in outs]
+        grads = torch.autograd.grad(outs, leaves, given, allow_unused=True, materialize_grads=True)
+        found.append((len(outs), grads))
+    (count, ours), (other_count, theirs) = found
+    return count == other_count and all(
+        torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True) for a, b in zip(ours, theirs, strict=True)
+    )
