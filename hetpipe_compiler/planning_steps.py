@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hetpipe_compiler.codegen.explain_plan import Explained, explain_plan
+from hetpipe_compiler.codegen.explain_plan import Asked, Explained, explain_plan
 from hetpipe_compiler.errors import ClusterError
-from hetpipe_compiler.ir.cluster import Cluster
+from hetpipe_compiler.ir.decisions import Decisions
 from hetpipe_compiler.options import CompileOptions
-from hetpipe_compiler.passes.allocate import Allocation
 from hetpipe_compiler.passes.base import Compilation, Pass
 from hetpipe_compiler.passes.concurrency import PlannedWorker
-from hetpipe_compiler.passes.decided import AllocateAsDecided, PartitionAsDecided, decided_workers, decisions_of
+from hetpipe_compiler.passes.decided import (
+    AllocateAsDecided,
+    PartitionAsDecided,
+    decided_allocation,
+    decided_workers,
+    decisions_of,
+)
 from hetpipe_compiler.passes.own_partitioner import load_partitioner
 from hetpipe_compiler.passes.planning import (
     Allocate,
@@ -57,6 +62,10 @@ def _planner_options(options: CompileOptions) -> PlannerOptions:
 
 def decisions_text(compilation: Compilation, options: CompileOptions) -> str:
     """The content of ``decisions.yaml``: what was decided, for people to edit."""
+    return _decisions(compilation, options).to_yaml()
+
+
+def _decisions(compilation: Compilation, options: CompileOptions) -> Decisions:
     chain, allocation, workers = compilation.chain, compilation.allocation, compilation.workers
     assert chain is not None
     assert allocation is not None
@@ -70,7 +79,7 @@ def decisions_text(compilation: Compilation, options: CompileOptions) -> str:
         staleness=options.staleness,
         placement=options.placement,
         update_scale=options.update_scale,
-    ).to_yaml()
+    )
 
 
 def plan_explanation(compilation: Compilation, options: CompileOptions) -> str | None:
@@ -81,12 +90,25 @@ def plan_explanation(compilation: Compilation, options: CompileOptions) -> str |
     assert chain is not None
     assert allocation is not None
     assert workers is not None
+    given = _planner_options(options)
+    decisions = _decisions(compilation, options)
 
-    def replan(cluster: Cluster, allocation: Allocation, nm: int | None) -> tuple[PlannedWorker, ...]:
+    def recost(asked: Asked) -> tuple[PlannedWorker, ...]:
         assert chain is not None
-        if options.decisions is not None:
-            return decided_workers(chain, cluster, allocation, options.decisions)
-        return plan_workers(chain, cluster, allocation, replace(_planner_options(options), nm=nm))
+        cluster = asked.cluster or compilation.cluster
+        return decided_workers(
+            asked.chain or chain, cluster, decided_allocation(decisions, cluster), decisions, bound=False
+        )
+
+    def replan(asked: Asked) -> tuple[PlannedWorker, ...]:
+        assert chain is not None
+        assert allocation is not None
+        cluster = asked.cluster or compilation.cluster
+        changed = replace(given, nm=asked.nm or given.nm, objective=asked.objective or given.objective)
+        if asked.by_search:
+            changed = replace(changed, splits=None, partitioner=None)
+        groups = tuple(replace(g, devices=tuple(cluster.device(d.id) for d in g.devices)) for g in allocation.groups)
+        return plan_workers(asked.chain or chain, cluster, replace(allocation, groups=groups), changed)
 
     return explain_plan(
         Explained(
@@ -95,8 +117,11 @@ def plan_explanation(compilation: Compilation, options: CompileOptions) -> str |
             allocation=allocation,
             workers=workers,
             replan=replan,
+            recost=recost,
             staleness=options.staleness,
-            overlapped=options.objective == "overlapped",
+            objective=options.objective,
             asked_nm=options.nm is not None,
+            made_by=options.made_by,
+            fixed=options.decisions is not None,
         )
     )

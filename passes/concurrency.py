@@ -157,8 +157,12 @@ def cost_choices(
     staleness: int = 0,
     exchange_ms: ExchangeMs | None = None,
     objective: str = "hetpipe",
+    bound: bool = True,
 ) -> tuple[PlannedWorker, ...]:
-    """Virtual workers as they are decided, whether or not they fit in memory; arguments as `choose_concurrency`'s."""
+    """Virtual workers as they are decided, whether or not they fit in memory; arguments as `choose_concurrency`'s.
+
+    ``bound``: whether to search all orders of the blocks for the lower bound, not the chain's own alone.
+    """
     rule = MemoryRule.of(chain, staleness)
     known: dict[Hashable, PlannedWorker] = {}
     workers = []
@@ -170,7 +174,7 @@ def cost_choices(
         if key not in known:
             every, mine = (
                 search(chain, classes, rule, overlapped=objective == "overlapped", max_sets=max_sets)
-                for classes, max_sets in ((free, MAX_SETS), (line, 0))
+                for classes, max_sets in ((free, MAX_SETS if bound else 0), (line, 0))
             )
             planner = _Planner(chain, cluster, _Finder(mine), _Finder(every), True, None, exchange_ms)
             found = Found(tuple(choice.stages), tuple(range(len(choice.stages))), 0.0, 0.0)

@@ -92,9 +92,9 @@ def decided_allocation(decisions: Decisions, cluster: Cluster) -> Allocation:
 
 
 def decided_workers(
-    chain: BlockChain, cluster: Cluster, allocation: Allocation, decisions: Decisions
+    chain: BlockChain, cluster: Cluster, allocation: Allocation, decisions: Decisions, *, bound: bool = True
 ) -> tuple[PlannedWorker, ...]:
-    """The virtual workers, costed.
+    """The virtual workers, costed; ``bound``: see `cost_choices`.
 
     Raises:
         PlanningError: HP303 a ``begins_at`` that is unknown, ambiguous or inside a block; HP312, HP313 stages that are
@@ -118,6 +118,7 @@ def decided_workers(
         staleness=decisions.staleness,
         exchange_ms=partial(_exchange_ms, cluster, remote),
         objective=decisions.objective,
+        bound=bound,
     )
     for at, planned in enumerate(workers):
         _check_memory(planned, f"--decisions: virtual_workers[{at}]")
