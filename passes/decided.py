@@ -69,7 +69,11 @@ class PartitionAsDecided(Pass):
 
 
 def decided_allocation(decisions: Decisions, cluster: Cluster) -> Allocation:
-    """The groups of devices. Raises `ClusterError` HP212 an unknown device, HP213 one that is there twice."""
+    """The groups of devices.
+
+    Raises:
+        ClusterError: HP212 an unknown device, HP213 one that is there twice, HP240 ``ordered`` has other devices.
+    """
     devices: dict[str, Device] = {device.id: device for device in cluster.devices}
     seen: dict[str, str] = {}
     groups = []
@@ -85,8 +89,14 @@ def decided_allocation(decisions: Decisions, cluster: Cluster) -> Allocation:
             if name in seen:
                 raise ClusterError("HP213", f"'{name}' is also {seen[name]}", where=where, hint="use each device once")
             seen[name] = where.removeprefix("--decisions: ")
-        mine = [devices[name] for name in places.values()]
-        groups.append(Group(tuple(mine if worker.ordered else sorted(mine, key=cluster.devices.index)), worker.ordered))
+        mine = tuple(sorted((devices[name] for name in places.values()), key=cluster.devices.index))
+        if worker.ordered:
+            if sorted(worker.ordered) != sorted(places.values()):
+                where = f"--decisions: virtual_workers[{at}].ordered"
+                message = "not the devices of its stages and those unused"
+                raise ClusterError("HP240", message, where=where, hint="list these in order, or leave it out")
+            mine = tuple(devices[name] for name in worker.ordered)
+        groups.append(Group(mine, bool(worker.ordered)))
     unused = tuple(device for device in cluster.devices if device.id not in seen)
     return Allocation(decisions.author(decisions.policy), tuple(groups), unused)
 
@@ -211,7 +221,7 @@ def decisions_of(
             DecidedWorker(
                 stages=_decided_stages(chain, worker),
                 unused=tuple(device.id for device in worker.unused),
-                ordered=group.ordered,
+                ordered=tuple(device.id for device in group.devices) if group.ordered else (),
             )
             for worker, group in zip(workers, allocation.groups, strict=True)
         ),

@@ -45,11 +45,16 @@ class DecidedStage(_Entry):
 
 
 class DecidedWorker(_Entry):
-    """One virtual worker: its stages, devices of its group that no stage uses, and whether the order was fixed."""
+    """One virtual worker.
+
+    Attributes:
+        unused: Devices of its group that no stage uses.
+        ordered: All its devices in the order that was fixed for them; empty: none was. It matters to the bound.
+    """
 
     stages: tuple[DecidedStage, ...] = Field(min_length=1)
     unused: tuple[str, ...] = ()
-    ordered: bool = False
+    ordered: tuple[str, ...] = ()
 
 
 class Decisions(_Entry):

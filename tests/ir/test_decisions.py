@@ -23,7 +23,7 @@ WORKERS = st.builds(
     DecidedWorker,
     stages=st.lists(STAGES, min_size=1, max_size=3).map(tuple),
     unused=st.lists(NAMES, max_size=2).map(tuple),
-    ordered=st.booleans(),
+    ordered=st.lists(NAMES, max_size=2).map(tuple),
 )
 DECISIONS = st.builds(
     Decisions,

@@ -49,10 +49,9 @@ def test_a_plans_decisions_give_the_plan_again(chain, cluster, policy, options) 
     decisions = decisions_for(chain, allocation, workers, options)
     again = decided_allocation(decisions, cluster)
     assert (again.policy, again.unused) == (allocation.policy, allocation.unused)
-    assert [set(g.devices) for g in again.groups] == [set(g.devices) for g in allocation.groups]
+    assert again.groups == allocation.groups
     for mine, theirs in zip(decided_workers(chain, cluster, again, decisions), workers, strict=True):
-        assert replace(mine, unused=()) == replace(theirs, unused=())
-        assert set(mine.unused) == set(theirs.unused)
+        assert mine == theirs
 
 
 CLUSTER = cluster_of([[kind("a"), kind("a")], [kind("b", 50 * MIB)]], FAST, SLOW)
@@ -78,6 +77,13 @@ CHAIN = replace(
 
 def decided(*stages: DecidedStage, nm: int = 2, **more) -> Decisions:
     return Decisions(nm=nm, virtual_workers=(DecidedWorker(stages=stages),), **more)
+
+
+def test_a_fixed_order_that_has_other_devices_is_refused() -> None:
+    worker = DecidedWorker(stages=(DecidedStage(device="n0:0", in_flight=1),), ordered=("n0:0", "n0:1"))
+    with pytest.raises(HetpipeError) as caught:
+        decided_allocation(Decisions(nm=1, virtual_workers=(worker,)), CLUSTER)
+    assert (caught.value.code, caught.value.where) == ("HP240", "--decisions: virtual_workers[0].ordered")
 
 
 def plan(decisions: Decisions):
