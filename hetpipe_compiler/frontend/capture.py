@@ -272,7 +272,6 @@ def _strip(graph_module: fx.GraphModule) -> None:
     for node in reversed(list(graph.nodes)):
         if node.op == "get_attr" and not node.users:
             graph.erase_node(node)
-    graph_module.recompile()
 
 
 def _name_inputs(graph_module: fx.GraphModule, loaded: LoadedWorkload, batch: Any) -> None:

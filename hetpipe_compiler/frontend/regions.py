@@ -59,7 +59,7 @@ def autocast_on_cpu() -> Iterator[None]:
 
 
 def inline_regions(graph_module: fx.GraphModule) -> None:
-    """Move the nodes of all regions into the graph itself."""
+    """Move the nodes of all regions into the graph itself; its Python is not written anew."""
     graph = graph_module.graph
     for node in list(graph.nodes):
         if _context(node) is None:
@@ -81,7 +81,6 @@ def inline_regions(graph_module: fx.GraphModule) -> None:
         for node in graph.nodes:
             node.meta[_KEY] = tuple(c for c in contexts_of(node) if c[0] != "autocast")
     graph_module.delete_all_unused_submodules()
-    graph_module.recompile()
 
 
 def uses_autocast(graph: fx.Graph) -> bool:
