@@ -115,7 +115,7 @@ def prepare(options: RunOptions, console: Console) -> Prepared:
     _make_run_folder(options.run)
     weights = options.plan / "weights.safetensors"
     if not plan.weights:
-        weights = _make_weights(plan, loaded, seed, options.run)
+        weights = _make_weights(plan, loaded, options.run)
     job = Job(
         plan=options.plan.resolve(),
         minibatches=minibatches,
@@ -231,11 +231,12 @@ def _length(
     return max(lengths) * (options.epochs or 1), lengths
 
 
-def _make_weights(plan: Plan, loaded: LoadedWorkload, seed: int, run: Path) -> Path:
+def _make_weights(plan: Plan, loaded: LoadedWorkload, run: Path) -> Path:
+    """The very weights that compiling would have saved: the run's own seed is for data and dropout."""
     from hetpipe_compiler.runtime import build_model, checkpoint
 
     path = run / "initial.safetensors"
-    model = build_model.build_model(loaded, seed)
+    model = build_model.build_model(loaded, plan.seed)
     values = build_model.initial_values(model)
     wanted = [t.name for t in (*plan.parameters, *plan.buffers)]
     missing = [name for name in wanted if name not in values]
@@ -246,7 +247,7 @@ def _make_weights(plan: Plan, loaded: LoadedWorkload, seed: int, run: Path) -> P
             where=str(loaded.path),
             hint="the model differs from the planned one: compile again",
         )
-    checkpoint.save(path, {name: values[name] for name in wanted}, seed=seed)
+    checkpoint.save(path, {name: values[name] for name in wanted}, seed=plan.seed)
     return path
 
 

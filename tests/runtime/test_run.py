@@ -23,6 +23,7 @@ from toy_run import command, environment, hetpipe_run, write_runnable
 from hetpipe_compiler.errors import RunError
 from hetpipe_compiler.frontend.load import load_workload
 from hetpipe_compiler.ir.plan import Plan
+from hetpipe_compiler.runtime.build_model import build_model, initial_values
 from hetpipe_compiler.runtime.interpret import interpret
 from hetpipe_compiler.runtime.job import Job
 from hetpipe_compiler.runtime.launch import RunOptions, launch, prepare
@@ -178,13 +179,16 @@ def test_a_free_running_run_without_saved_weights_trains_too(tmp_path: Path) -> 
     with (tmp_path / "plan" / "model.py").open("a") as file:
         file.write("\n_workload = workload\ndef workload():\n    import dataclasses\n")
         file.write("    return dataclasses.replace(_workload(), evaluate=None)\n")
-    result = hetpipe_run(tmp_path / "plan", tmp_path / "run", "--steps", "8")
+    result = hetpipe_run(tmp_path / "plan", tmp_path / "run", "--steps", "8", "--seed", str(plan.seed + 1))
     assert result.returncode == 0, result.stderr
     assert "is not the model.py that the plan was made from" in result.stderr
     assert not (tmp_path / "run" / "evaluation.json").exists()
     weights = load_file(tmp_path / "run" / "weights.safetensors")
     initial = load_file(tmp_path / "run" / "initial.safetensors")
-    assert set(initial) == {p.name for p in plan.parameters}
+    made = initial_values(build_model(load_workload(tmp_path / "plan" / "model.py"), plan.seed))
+    assert {name: torch.equal(value, made[name]) for name, value in initial.items()} == {
+        p.name: True for p in plan.parameters
+    }
     assert set(weights) == set(initial) | {"other.name"}
     assert torch.equal(weights["other.name"], weights[first.name])
     minibatches = events(tmp_path / "run", "minibatch")
