@@ -815,8 +815,40 @@ class KeptWholeTwice(nn.Module):
         return self.head(h + same + quiet)
 
 
+class OneOrZero(torch.autograd.Function):
+    """A step whose backward is that of the identity."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ARG004
+        return (x > 0).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # noqa: ARG004
+        return gradient
+
+
+class Binary(nn.Module):
+    """Its gradient is its own invention, twice over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_full_backward_hook(lambda _module, gradients, _: (gradients[0] * 0.5,))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return OneOrZero.apply(x)
+
+
+class OwnBackward(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.binary, self.head = nn.Linear(WIDTH, WIDTH), Binary(), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.binary(self.a(x)))
+
+
 #: ``--opaque`` of the kinds that need it.
-OPAQUE = {"KeptWhole": ("search",), "KeptWholeTwice": ("halve.*",)}
+OPAQUE = {"KeptWhole": ("search",), "KeptWholeTwice": ("halve.*",), "OwnBackward": ("binary",)}
 
 
 def _lm(model: Callable[[], nn.Module]) -> Kind:
@@ -836,7 +868,7 @@ KINDS: dict[str, Kind] = {
             ConstInForward, RandomInForward, NoInputFirst, CalledTwice, BufferWrites, WritesBatch, Parametrized,
             DropPath, OldWeightNorm, LazyCache, KeepsForPeople, FixedBatch, SizesCross, Layouts, Checkpointed,
             Reentrant, OwnFunction, QuietWrite, LerpInplace,
-            KeptWhole, KeptWholeTwice,
+            KeptWhole, KeptWholeTwice, OwnBackward,
         )
     },
     "BNConvNet": Kind(BNConvNet, images, nn.CrossEntropyLoss(label_smoothing=0.1)),

@@ -106,7 +106,7 @@ def _capture_on(
     step.loss = loss_for(loaded.workload, tensors[0].device.type)
     _check_trainable(loaded, step)
     _check_names(loaded, step.model)
-    refuse_hooks(step.model, str(loaded.path))
+    refuse_hooks(step.model, str(loaded.path), kept.paths if kept is not None else ())
     try:
         graph_module, note = _export(loaded, step, tensors, kept)
     except WorkloadError:

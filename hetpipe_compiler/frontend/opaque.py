@@ -25,7 +25,14 @@ from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.frontend.load import LoadedWorkload, user_line
 from hetpipe_compiler.frontend.regions import autocast_on_cpu
 from hetpipe_compiler.frontend.training_step import TrainingStep, loss_for
-from hetpipe_compiler.frontend.watched_call import Seen, cannot_keep, own_tensors, template_of, watched_call
+from hetpipe_compiler.frontend.watched_call import (
+    Seen,
+    cannot_keep,
+    own_tensors,
+    plain_attributes,
+    template_of,
+    watched_call,
+)
 from hetpipe_compiler.ir.opaque import OPAQUE, OpaqueCall, Size, Slot, TensorForm, exporting, size_at
 
 
@@ -47,6 +54,8 @@ class Kept:
         self._loaded, self._model, self._batch = loaded, model, batch
         self._paths = _matching(model, patterns, str(loaded.path))
         self._fixed = False
+        #: How many hooks a module has when it is built; those that come later are the model's.
+        self._hooks = {path: len(module._forward_hooks) for path, module in model.named_modules()}
         called = {call.module for call in self.in_training.values()}
         for pattern, paths in self._paths.items():
             if not called.intersection(paths):
@@ -56,6 +65,11 @@ class Kept:
                     where="--opaque",
                     hint="name the module whose own forward is called; a container's is not",
                 )
+
+    @property
+    def paths(self) -> set[str]:
+        """Where the modules lie in the model."""
+        return {path for paths in self._paths.values() for path in paths}
 
     @cached_property
     def in_training(self) -> dict[str, OpaqueCall]:
@@ -74,9 +88,9 @@ class Kept:
         made: dict[str, int] = {}
         with ExitStack() as stack:
             stack.enter_context(exporting(calls))
-            for path in {path for paths in self._paths.values() for path in paths}:
+            for path in self.paths:
                 module = step.model.get_submodule(path)
-                stand_in = _stand_in(path, module, calls, made, self._fixed)
+                stand_in = _stand_in(path, module, calls, made, self._fixed, self._hooks[path])
                 stack.enter_context(mock.patch.object(module, "_call_impl", stand_in))
             stack.enter_context(mock.patch.object(step.model, "_call_impl", _anew(step.model, made)))
             yield calls
@@ -103,11 +117,12 @@ class Kept:
     def _run(self, step: TrainingStep, leaves: Sequence[torch.Tensor]) -> dict[str, Seen]:
         seen: dict[str, Seen] = {}
         before = {name: b.detach().clone() for name, b in step.named_buffers()}
+        plain = [(part, dict(plain_attributes(part))) for part in step.modules()]
         with ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng(devices=[]))
             stack.enter_context(autocast_on_cpu())
             inside: list[str] = []
-            for path in {path for paths in self._paths.values() for path in paths}:
+            for path in self.paths:
                 module = step.model.get_submodule(path)
                 stack.enter_context(mock.patch.object(module, "_call_impl", watched_call(path, module, seen, inside)))
             try:
@@ -125,6 +140,8 @@ class Kept:
             for name, buffer in step.named_buffers():
                 if name in before and before[name].shape == buffer.shape:
                     buffer.copy_(before[name])
+        for part, values in plain:  # a cache of another batch size must not be met again
+            vars(part).update(values)
         return seen
 
 
@@ -254,7 +271,7 @@ def _fitted(values: Sequence[int], batches: Sequence[int], path: str) -> Size:
 
 
 def _stand_in(
-    path: str, module: torch.nn.Module, calls: dict[str, OpaqueCall], made: dict[str, int], fixed: bool
+    path: str, module: torch.nn.Module, calls: dict[str, OpaqueCall], made: dict[str, int], fixed: bool, own_hooks: int
 ) -> Callable[..., Any]:
     def stand_in(*args: Any, **kwargs: Any) -> Any:
         key = f"{path}#{made.get(path, 0)}"
@@ -271,7 +288,12 @@ def _stand_in(
         out = OPAQUE(key, tensors, numbers, [own[n] for n in call.state], [own[n] for n in call.written])
         results, batch = iter(out), call.batch_of(tensors)
         leaves = [next(results) if _is_form(r) else size_at(r, batch) if _is_size(r) else r for r in call.returns]
-        return pytree.tree_unflatten(leaves, call.structure)
+        value = pytree.tree_unflatten(leaves, call.structure)
+        # Hooks that the model has put on since (transformers collects router logits so) are no part of the module.
+        for hook in list(module._forward_hooks.values())[own_hooks:]:
+            changed = hook(module, args, value)
+            value = value if changed is None else changed
+        return value
 
     return stand_in
 

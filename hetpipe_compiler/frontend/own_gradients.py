@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,15 @@ from hetpipe_compiler.errors import WorkloadError
 _HINT = "compute it with tensor operators whose derivative it is, or keep its module whole: --opaque MODULE"
 
 
-def refuse_hooks(model: torch.nn.Module, where: str) -> None:
-    """Raises `WorkloadError` HP119 where a parameter or a module has a hook on its gradient."""
+def refuse_hooks(model: torch.nn.Module, where: str, kept: Collection[str] = ()) -> None:
+    """Raises `WorkloadError` HP119 where a parameter has a hook on its gradient, or a module outside those ``kept``
+    whole."""
     for name, parameter in model.named_parameters():
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
             raise _refusal(f"parameter '{name}' has a hook on its gradient", where)
     for name, module in model.named_modules():
+        if any(f"{name}.".startswith(f"{path}.") for path in kept):
+            continue
         if module._backward_hooks or module._backward_pre_hooks:
             raise _refusal(f"module '{name or '(model)'}' has a backward hook", where)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ def watched_call(path: str, module: torch.nn.Module, seen: dict[str, Seen], insi
         copies = tuple(t.detach().clone().requires_grad_(t.requires_grad) for t in tensors)
         own = own_tensors(module)
         versions = [t._version for t in (*tensors, *own.values())]
-        plain = _plain_attributes(module)
+        plain = _state_of(module)
         inside.append(path)
         try:
             out = original(*args, **kwargs)
@@ -66,7 +66,7 @@ def watched_call(path: str, module: torch.nn.Module, seen: dict[str, Seen], insi
         seen[key] = Seen(
             path, template, copies, tuple(map(_leaf, leaves)), structure,
             tuple(n for n in own if n not in written), written, tuple(own.values()),
-            _plain_attributes(module) != plain,
+            _state_of(module) != plain,
             lambda given: original(*fill(template[0], given, ()), **fill(template[1], given, ())),
         )  # fmt: skip
         return out
@@ -85,14 +85,18 @@ def own_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
-def _plain_attributes(module: torch.nn.Module) -> dict[tuple[str, str], Any]:
-    kinds = (bool, int, float, str, type(None))
-    return {
-        (path, name): value if isinstance(value, kinds) else id(value)
+def plain_attributes(part: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    """Attributes that are numbers, flags, texts, tensors or None."""
+    kinds = (bool, int, float, str, type(None), torch.Tensor)
+    return ((n, v) for n, v in vars(part).items() if isinstance(v, kinds))
+
+
+def _state_of(module: torch.nn.Module) -> list[tuple[str, str, Any]]:
+    return [
+        (path, name, id(value) if isinstance(value, torch.Tensor) else value)
         for path, part in module.named_modules()
-        for name, value in vars(part).items()
-        if isinstance(value, (*kinds, torch.Tensor)) and name != "_call_impl"
-    }
+        for name, value in plain_attributes(part)
+    ]
 
 
 def template_of(value: Any, path: str, tensors: list[torch.Tensor]) -> Any:
@@ -106,6 +110,9 @@ def template_of(value: Any, path: str, tensors: list[torch.Tensor]) -> Any:
         return {key: template_of(part, path, tensors) for key, part in value.items()}
     if type(value) in PLAIN:
         return value
+    if isinstance(value, (torch.SymBool, torch.SymFloat)):
+        what = "is called with a number or a flag that depends on the batch's values"
+        raise cannot_keep(path, what, "keep the module whole that computes it, and calls this one")
     raise cannot_keep(
         path,
         f"is called with a {type(value).__name__}",

@@ -141,6 +141,20 @@ def test_a_model_that_takes_no_other_batch_size_stays_fixed() -> None:
     assert calls(captured)[0].returns[0].sizes == (3, 4)
 
 
+def test_hooks_that_the_model_puts_on_see_the_result() -> None:
+    seen: list[Tensor] = []
+
+    def call(part: Any, h: Tensor) -> Tensor:
+        seen.clear()
+        part.register_forward_hook(lambda _module, _args, out: seen.append(out))
+        return part(h).sum() + seen[0].mean()
+
+    captured = looked_at(until_small, call)
+    (node,) = (n for n in captured.graph_module.graph.nodes if opaque_call(n) is not None)
+    (result,) = node.users
+    assert len(result.users) == 2
+
+
 REFUSED: dict[str, tuple[Callable[..., Any], Callable[..., Any], str, str]] = {
     "no such module": (until_small, lambda part, h: part(h), "part.0", "HP123"),
     "a container": (until_small, lambda part, h: part(h), "parts", "HP123"),
