@@ -24,7 +24,7 @@ from hetpipe_compiler.ir.workload import make_optimizer, positional_parameters
 from hetpipe_compiler.runtime.channels import Mailbox, MessageKind, ParameterLink
 from hetpipe_compiler.runtime.randomness import minibatch_seed, seed_torch
 from hetpipe_compiler.runtime.recompute import buffers_replaced, kept_inputs, nothing_saved, random_state_kept
-from hetpipe_compiler.runtime.stage_error import calling_stage
+from hetpipe_compiler.runtime.stage_error import backward_error, calling_stage
 from hetpipe_compiler.runtime.weights import Slot, WeightVersions
 from hetpipe_compiler.runtime.wsp.client import LocalUpdates, need_after_push, required_clock, wave_of
 
@@ -83,8 +83,8 @@ class StageEngine:
 
     Raises:
         ArtifactError: HP415 a stage module cannot be loaded. RunError: HP513 a value is missing or has another shape;
-        HP518 optimizer or scheduler cannot be made. `execute`: HP519 the stage module raises. What the optimizer or a
-        backward raises passes with its traceback.
+        HP518 optimizer or scheduler cannot be made. `execute`: HP519 the stage module raises; HP521 its backward
+        does. What the optimizer raises passes with its traceback.
     """
 
     def __init__(
@@ -240,27 +240,35 @@ class StageEngine:
         assert flight.slot is not None, f"B{minibatch} before F{minibatch}"
         if self._stage.recompute:
             self._run_again(minibatch, flight)
-        roots: list[Tensor] = []
-        gradients: list[Tensor | None] = []
+        gradients: dict[str, Tensor | None] = {}
         for name, value in flight.outputs.items():
             if not isinstance(value, torch.Tensor) or not value.requires_grad:
                 continue
             if self._is_last and name == self._plan.loss:
-                roots.append(value)
-                gradients.append(None)
+                gradients[name] = None
                 continue
             total = _sum(g for _, g in sorted(flight.gradients.get(name, {}).items(), reverse=True))
             if total is not None:
-                roots.append(value)
-                gradients.append(total)
-        if roots:
-            torch.autograd.backward(roots, gradients)
+                gradients[name] = total
+        try:
+            _backward(flight.outputs, gradients)
+        except Exception as error:
+            again = partial(self._train_again, minibatch, flight, gradients)
+            raise backward_error(error, self._folder, self._stage, minibatch, again) from error
         self.weights.release(flight.slot)
         flight.slot = None
         flight.outputs, flight.gradients = {}, {}
         flight.inputs = {n: v for n, v in flight.inputs.items() if self._inputs[n].requires_grad}
         flight.gradients_to_send = {self._inputs[n].source for n in flight.inputs}
         self._drop_if_done(minibatch)
+
+    def _train_again(self, minibatch: int, flight: _Flight, gradients: Mapping[str, Tensor | None]) -> None:
+        """F and B once more, to see where B fails; buffers stay as they are."""
+        assert flight.slot is not None
+        flight.outputs = {}
+        inputs = {n: self._as_input(self._inputs[n], v) for n, v in flight.inputs.items()}
+        with random_state_kept(self._device), buffers_replaced(flight.slot.module, self.weights.mutated_buffers()):
+            _backward(self._run(minibatch, flight.slot, inputs), gradients)
 
     def _update(self, minibatch: int) -> None:
         if self.optimizer is not None:
@@ -412,6 +420,11 @@ def _made(workload: LoadedWorkload, what: str, make: Callable[[Any], Any], argum
             hint=f"take a {what} whose step() needs no argument",
         )
     return made
+
+
+def _backward(outputs: Mapping[str, Any], gradients: Mapping[str, Tensor | None]) -> None:
+    if gradients:
+        torch.autograd.backward([outputs[name] for name in gradients], list(gradients.values()))
 
 
 def _peer(instruction: Instruction) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,8 @@ from hetpipe_compiler.compiler import CompileOptions, compile
 from hetpipe_compiler.errors import RunError
 from hetpipe_compiler.frontend.load import load_workload
 from hetpipe_compiler.runtime.forward_only import ForwardOnly
-from hetpipe_compiler.runtime.stage_error import calling_stage
+from hetpipe_compiler.runtime.interpret import interpret
+from hetpipe_compiler.runtime.stage_error import backward_error, calling_stage
 
 
 def test_the_line_of_the_model(tmp_path: Path) -> None:
@@ -31,6 +34,96 @@ def test_the_line_of_the_model(tmp_path: Path) -> None:
     stage = tmp_path / "out" / str(plan.virtual_workers[0].stages[0].module)
     assert "aten.embedding.default" in stage.read_text().splitlines()[int(emitted) - 1]
     assert isinstance(error.__cause__, IndexError)
+
+
+MODEL = """
+import torch
+from torch import nn
+from hetpipe_compiler import Workload
+
+
+class Refuses(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if (ctx.saved_tensors[0] > 100).any():
+            raise ValueError("too large")  # RAISES
+        return gradient * 2
+
+
+class Part(nn.Module):
+    def forward(self, x):
+        h = torch.sin(x)
+        return h + Refuses.apply(x)  # CALLS
+
+
+class Net(nn.Module):
+    def __init__(self, writes):
+        super().__init__()
+        self.a, self.part, self.b, self.writes = nn.Linear(4, 4), Part(), nn.Linear(4, 1), writes
+        self.register_buffer("gain", torch.ones(4))
+
+    def forward(self, x):
+        h = self.part(self.a(x)) * self.gain  # SAVES
+        if self.writes:
+            self.gain.add_(1)
+        return self.b(h).mean()
+
+
+def workload(scale=1.0, writes=False):
+    return Workload(
+        model=lambda: Net(writes),
+        example=(torch.ones(3, 4),),
+        targets=0,
+        data=lambda *_: [(torch.full((3, 4), scale),)],
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
+    )
+"""
+
+
+def _trained(folder: Path, settings: dict[str, Any]) -> tuple[RunError, Callable[[str], str]]:
+    """What training raises, and the place of the model's line with a mark."""
+    model = folder / "model.py"
+    model.write_text(MODEL)
+    options = CompileOptions(policy="NP", nm=1, splits=(("b",),), opaque=("part",))
+    plan = compile(model, cluster_of(1), folder / "out", settings=settings, options=options).plan
+    loaded = load_workload(model, settings)
+    with pytest.raises(RunError) as caught:
+        interpret(plan, folder / "out", loaded, minibatches=1, seed=0, reproducible=True)
+    lines = MODEL.splitlines()
+    return caught.value, lambda mark: f"model.py:{next(at for at, t in enumerate(lines, 1) if t.endswith('# ' + mark))}"
+
+
+def test_a_backward_of_ones_own_is_told_with_both_its_lines(tmp_path: Path) -> None:
+    error, line = _trained(tmp_path, {"scale": 1e4})
+    assert error.code == "HP521"
+    told = "the backward of stage 0, minibatch 1, raised ValueError: too large"
+    assert error.message == f"{told} at {line('RAISES')}"
+    assert error.where == f"{line('CALLS')} (part)"
+    assert "it was the backward of `part = part_module(self, {}, linear)` (stages/" in str(error.hint)
+    assert isinstance(error.__cause__, ValueError)
+
+
+def test_a_backward_that_misses_what_was_written_over(tmp_path: Path) -> None:
+    error, line = _trained(tmp_path, {"writes": True})
+    assert error.code == "HP521"
+    assert "modified by an inplace operation" in error.message
+    assert error.where == f"{line('SAVES')} ((model))"
+    assert "aten.mul.Tensor(" in str(error.hint)
+
+
+def test_a_backward_that_fails_once_has_no_line(tmp_path: Path) -> None:
+    options = CompileOptions(policy="NP", nm=1, splits=((),))
+    plan = compile(MODELS, cluster_of(1), tmp_path / "out", settings={"name": "Identity"}, options=options).plan
+    stage = plan.virtual_workers[0].stages[0]
+    for raised in (ValueError("once"), torch.OutOfMemoryError("full")):
+        error = backward_error(raised, tmp_path / "out", stage, 7, lambda: None)
+        assert error.message == f"the backward of stage 0, minibatch 7, raised {type(raised).__name__}: {raised}"
+        assert error.where == "stage 0"
 
 
 def test_what_happens_outside_the_stage_passes(tmp_path: Path) -> None:
