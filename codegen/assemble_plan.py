@@ -98,6 +98,7 @@ def _worker(
     stages = []
     for at, (planned, part) in enumerate(zip(worker.stages, parts, strict=True)):
         kind = planned.device.kind.name
+        once_ms = planned.forward_ms + planned.backward_ms - (planned.forward_ms if planned.recompute else 0.0)
         whole_ms = float(chain.forward_ms[kind].sum() + chain.backward_ms[kind].sum())
         measured_share = chain.permuted(worker.order).measured_share(kind, planned.blocks)
         sizes = {port.name: port.bytes for port in part.outputs}
@@ -114,7 +115,7 @@ def _worker(
                 stage_ms=planned.stage_ms,
                 measured=measured_share == 1.0,
                 measured_share=measured_share,
-                share=(planned.forward_ms + planned.backward_ms) / whole_ms if whole_ms else 0.0,
+                share=once_ms / whole_ms if whole_ms else 0.0,
                 memory_bytes=planned.memory,
                 receives_bytes=planned.receives_bytes,
                 sends_bytes={peer: sum(sizes[n] for n in names) for peer, names in part.sends.items()},
@@ -122,6 +123,7 @@ def _worker(
                     peer: cluster.link_between(planned.device, worker.stages[peer].device).name for peer in part.sends
                 },
                 in_flight=planned.in_flight,
+                recompute=planned.recompute,
                 inputs=part.inputs,
                 outputs=part.outputs,
                 sends=part.sends,

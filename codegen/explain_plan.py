@@ -22,7 +22,8 @@ from hetpipe_compiler.passes.concurrency import PlannedWorker
 from hetpipe_compiler.passes.device_classes import device_classes
 from hetpipe_compiler.passes.in_flight import LEANEST
 from hetpipe_compiler.passes.partition_search import Search, search
-from hetpipe_compiler.passes.stage_memory import MemoryRule
+from hetpipe_compiler.passes.stage_memory import MemoryRule, Recompute, stage_memory
+from hetpipe_compiler.passes.stage_sums import stage_sums
 
 _GB = 10**9
 #: Orders of devices that are solved again at most.
@@ -71,6 +72,7 @@ class Explained:
     staleness: int
     objective: str
     asked_nm: bool
+    recompute: Recompute = Recompute.WHERE_NEEDED
     made_by: str = "search"
     fixed: bool = False
 
@@ -128,6 +130,7 @@ def _worker_lines(about: Explained, at: int) -> Iterator[str]:
         f" = {stage.forward_ms:.3f} forward, {stage.backward_ms:.3f} backward, {stage.receive_ms:.3f} receiving"
     )
     yield f"  period: {worker.period_ms:.3f} ms a minibatch, {_busy(worker)}"
+    yield from _recompute_lines(about, worker)
     space = _search(about, about.allocation.groups[at])
     if worker.optimal:
         yield f"  bound: proven, no partition of these devices with Nm = {worker.nm} has a smaller bottleneck"
@@ -147,6 +150,21 @@ def _worker_lines(about: Explained, at: int) -> Iterator[str]:
     yield f"  memory: {_fullest(worker)}"
     if worker.unused:
         yield f"  unused: {', '.join(d.id for d in worker.unused)}: no partition with them has a smaller bottleneck"
+
+
+def _recompute_lines(about: Explained, worker: PlannedWorker) -> Iterator[str]:
+    """Which stages run their forward again, and what they would need without."""
+    rule = MemoryRule.of(about.chain, about.staleness)
+    for at, stage in enumerate(worker.stages):
+        if not stage.recompute:
+            continue
+        sums = stage_sums(about.chain, worker.order[slice(*stage.blocks)])
+        plain = stage_memory(sums, stage.in_flight, stage.device.kind, rule)["total"]
+        yield (
+            f"  recompute: stage {at} runs its forward again ({stage.forward_ms:.3f} ms of its backward) to hold"
+            f" {stage.memory['total'] / _GB:.2f} GB instead of {plain / _GB:.2f};"
+            f" {stage.device.id} has {stage.memory['capacity'] / _GB:.2f}"
+        )
 
 
 def _busy(worker: PlannedWorker) -> str:
@@ -196,7 +214,7 @@ def _of(cluster: Cluster, group: Group) -> Group:
 
 def _search(about: Explained, group: Group, cluster: Cluster | None = None) -> Search:
     classes = device_classes(group, cluster or about.cluster, about.chain)
-    rule = MemoryRule.of(about.chain, about.staleness)
+    rule = MemoryRule.of(about.chain, about.staleness, recompute=about.recompute)
     return search(about.chain, classes, rule, overlapped=about.overlapped, max_sets=0)
 
 

@@ -144,7 +144,7 @@ def _style_stage(cluster: Any, group: WorkerGroup, stage: Stage, first_box: str)
         f"backward {digits(stage.backward_ms)} ms",
         f"with transfers {digits(stage.stage_ms)} ms",
         f"memory {memory}",
-        f"{stage.in_flight} in flight",
+        f"{stage.in_flight} in flight{', forward runs again' if stage.recompute else ''}",
     ]
     cluster.attr(
         label="",

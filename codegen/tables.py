@@ -32,6 +32,8 @@ def plan_tables(plan: Plan, *, width: int, vw: int | None = None) -> list[Render
         shown.append(Text(f"~ estimated {how}; w: minibatches in flight; times are for one minibatch", style="dim"))
     else:
         shown.append(Text("w: minibatches in flight; times are measured, for one minibatch", style="dim"))
+    if any(stage.recompute for worker in plan.virtual_workers for stage in worker.stages):
+        shown.append(Text("r: keeps its inputs only; its backward runs its forward again first", style="dim"))
     if plan.servers:
         shown.append(_servers_table(plan))
     if plan.unused_devices:
@@ -103,7 +105,7 @@ def _worker_table(group: WorkerGroup, wide: bool) -> Table:
             _time(stage, stage.forward_ms),
             _time(stage, stage.backward_ms),
             _stage_time(worker, stage, wide),
-            str(stage.in_flight),
+            f"{stage.in_flight}{' r' if stage.recompute else ''}",
             _memory_cell(stage, wide),
             _sends_cell(stage, wide),
         )

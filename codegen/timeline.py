@@ -166,6 +166,7 @@ def _names(timeline: Timeline, workers: Sequence[VirtualWorker]) -> Iterator[dic
         for stage in worker.stages:
             idle = _percent(timeline.steady_idle[pid, stage.index])
             mark = ", bottleneck" if stage.index == worker.bottleneck_stage else ""
+            mark += ", B runs F again" if stage.recompute else ""
             name = f"stage {stage.index}: {stage.device} {stage.kind}, idle {idle}{mark}"
             yield _meta("thread_name", pid, stage.index, name=name)
             yield _meta("thread_sort_index", pid, stage.index, sort_index=stage.index)

@@ -29,6 +29,8 @@ class CompileOptions:
         decisions: A plan by hand; policy, Nm and all else that it decides are then its own (`with_decisions`).
         partitioner: Name of an entry point, or ``module:function``, that makes the stages in place of our search.
         objective: ``hetpipe`` (a stage's time is computation and transfers together) or ``overlapped`` (the longer).
+        recompute: ``auto``: a stage that does not fit otherwise keeps its inputs only and runs its forward again before
+            its backward; ``never``; ``always``: every stage with more than one minibatch in flight.
         seed: Makes the initial weights.
         weights: Whether to write them.
         verify: Whether to run the stages beside the model, and write no plan that computes something else.
@@ -48,6 +50,7 @@ class CompileOptions:
     decisions: Decisions | None = None
     partitioner: str | None = None
     objective: str = "hetpipe"
+    recompute: str = "auto"
     seed: int = 0
     weights: bool = True
     verify: bool = False
@@ -74,7 +77,17 @@ def with_decisions(options: CompileOptions, path: Path) -> CompileOptions:
         ClusterError: HP201, HP202, HP240 the file; HP224 an option that says what the file decides.
     """
     unset = CompileOptions()
-    decided = ("policy", "nm", "staleness", "placement", "update_scale", "splits", "partitioner", "objective")
+    decided = (
+        "policy",
+        "nm",
+        "staleness",
+        "placement",
+        "update_scale",
+        "splits",
+        "partitioner",
+        "objective",
+        "recompute",
+    )
     for name in decided:
         if getattr(options, name) != getattr(unset, name):
             option = "--" + name.removesuffix("s" if name == "splits" else "").replace("_", "-")
@@ -91,6 +104,7 @@ def with_decisions(options: CompileOptions, path: Path) -> CompileOptions:
         placement=decisions.placement,
         update_scale=decisions.update_scale,
         objective=decisions.objective,
+        recompute=decisions.recompute,
     )
 
 

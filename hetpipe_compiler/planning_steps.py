@@ -28,6 +28,7 @@ from hetpipe_compiler.passes.planning import (
     is_auto,
     plan_workers,
 )
+from hetpipe_compiler.passes.stage_memory import Recompute
 
 
 def first_passes(options: CompileOptions) -> tuple[Pass, ...]:
@@ -56,7 +57,13 @@ def _planner_options(options: CompileOptions) -> PlannerOptions:
         )
     partitioner = load_partitioner(options.partitioner) if options.partitioner is not None else None
     return PlannerOptions(
-        options.nm, options.staleness, options.placement, options.splits, options.objective, partitioner
+        options.nm,
+        options.staleness,
+        options.placement,
+        options.splits,
+        options.objective,
+        Recompute(options.recompute),
+        partitioner,
     )
 
 
@@ -78,6 +85,7 @@ def _decisions(compilation: Compilation, options: CompileOptions) -> Decisions:
         objective=options.objective,
         staleness=options.staleness,
         placement=options.placement,
+        recompute=Recompute(options.recompute),
         update_scale=options.update_scale,
     )
 
@@ -120,6 +128,7 @@ def plan_explanation(compilation: Compilation, options: CompileOptions) -> str |
             recost=recost,
             staleness=options.staleness,
             objective=options.objective,
+            recompute=Recompute(options.recompute),
             asked_nm=options.nm is not None,
             made_by=options.made_by,
             fixed=options.decisions is not None,

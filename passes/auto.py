@@ -32,7 +32,7 @@ from hetpipe_compiler.passes.device_classes import device_classes
 from hetpipe_compiler.passes.in_flight import InFlightRule
 from hetpipe_compiler.passes.merge_blocks import shorten_chain
 from hetpipe_compiler.passes.partition_search import search
-from hetpipe_compiler.passes.stage_memory import MemoryRule
+from hetpipe_compiler.passes.stage_memory import MemoryRule, Recompute
 from hetpipe_compiler.passes.work_bound import work_bound
 
 PlanWorkers = Callable[[Allocation], tuple[PlannedWorker, ...]]
@@ -53,7 +53,13 @@ _GAIN = 1e-3
 
 
 def auto_allocation(
-    chain: BlockChain, cluster: Cluster, plan: PlanWorkers, *, staleness: int = 0, overlapped: bool = False
+    chain: BlockChain,
+    cluster: Cluster,
+    plan: PlanWorkers,
+    *,
+    staleness: int = 0,
+    overlapped: bool = False,
+    recompute: Recompute = Recompute.NEVER,
 ) -> Allocation:
     """The best allocation found, with the runners-up.
 
@@ -63,7 +69,7 @@ def auto_allocation(
     Raises:
         PlanningError: HP301 and others, if nothing fits: what the first policy raises.
     """
-    estimator = _Estimator(chain, cluster, MemoryRule.of(chain, staleness), overlapped)
+    estimator = _Estimator(chain, cluster, MemoryRule.of(chain, staleness, recompute=recompute), overlapped)
     candidates = [allocate(cluster, policy) for policy in BASELINES]
     seen = {_shape(tuple(g.devices for g in a.groups), estimator) for a in candidates}
     for groups in _promising(cluster, estimator):

@@ -61,6 +61,7 @@ class BlockGraph:
         predecessors, successors: Rows of nodes as (starts, nodes).
         linear: Whether only one order of the nodes is allowed.
         held: ``[category, node]``: bytes that this node alone holds (a profile's resident bytes count as frozen).
+        replay: Per node, bytes that it needs to run its forward again.
         arrays: The rest.
     """
 
@@ -69,6 +70,7 @@ class BlockGraph:
     successors: tuple[IntArray, IntArray]
     linear: bool
     held: IntArray
+    replay: IntArray
     arrays: NodeArrays
 
     def __len__(self) -> int:
@@ -101,7 +103,9 @@ def block_graph(chain: BlockChain, *, merged: Iterable[Sequence[int]] = (), line
             predecessors[b].append(a)
     held, arrays = _costs(chain, node_of, count)
     path = all(node + 1 in successors[node] for node in range(count - 1))
-    return BlockGraph(members, _rows(predecessors), _rows(successors), path, held, arrays)
+    replay = np.zeros(count, dtype=np.int64)
+    np.add.at(replay, node_of[: len(chain.replay)], np.array(chain.replay, dtype=np.int64))
+    return BlockGraph(members, _rows(predecessors), _rows(successors), path, held, replay, arrays)
 
 
 def _edges(chain: BlockChain) -> set[tuple[int, int]]:

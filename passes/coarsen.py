@@ -16,10 +16,11 @@ from typing import ClassVar
 import numpy as np
 from torch import fx
 
-from hetpipe_compiler.ir.blocks import Block, BlockChain, CrossingValue, SharedBytes
+from hetpipe_compiler.ir.blocks import NO_REPLAY, Block, BlockChain, CrossingValue, SharedBytes
 from hetpipe_compiler.ir.captured import Captured
 from hetpipe_compiler.ir.cluster import DeviceKind
 from hetpipe_compiler.ir.costs import NodeCost
+from hetpipe_compiler.ir.opaque import opaque_call
 from hetpipe_compiler.ir.source import module_path
 from hetpipe_compiler.passes.base import Compilation, Pass
 from hetpipe_compiler.passes.fuse_atomic import Components
@@ -150,8 +151,32 @@ def build_chain(
         saved=tuple(SharedBytes(n, size, (at,)) for (n, at), size in saved.items()),
         optimizer_factor=optimizer_factor,
         workspace=tuple(max((costs[n].workspace for n in g), default=0) for g in groups),
+        replay=_replay(captured, costs, used, groups),
         ends_fixed=True,
     )
+
+
+def _replay(
+    captured: Captured,
+    costs: Mapping[str, NodeCost],
+    used: Mapping[str, tuple[int, ...]],
+    groups: Sequence[tuple[str, ...]],
+) -> tuple[int, ...]:
+    """What a forward needs to run again: what it changes, which is in one block each, and the batch.
+
+    A module kept whole may keep more than tensors, and draw random numbers that are not torch's: it cannot run again.
+    """
+    replay = [0] * len(groups)
+    graph = captured.graph_module.graph
+    batch = (n for n in graph.nodes if n.op == "placeholder" and n.users)
+    replay[0] = sum(costs[node.name].output_bytes for node in batch if node.name in costs)
+    whole = {node.name for node in graph.nodes if opaque_call(node) is not None}
+    for at, names in enumerate(groups):
+        replay[at] += 0 if whole.isdisjoint(names) else NO_REPLAY
+    for buffer in captured.buffers:
+        if buffer.mutated and used.get(buffer.name):
+            replay[used[buffer.name][0]] += buffer.bytes
+    return tuple(replay)
 
 
 def _is_input(by_name: Mapping[str, fx.Node], name: str) -> bool:

@@ -10,6 +10,9 @@ Rule:
        where a stage of the slowest computes 99 % of the time: more in flight leaves partitions less memory, and no
        stalls are left to fill.
     4. Virtual workers whose devices are alike get the same plan.
+    5. Where stages may recompute, partitions with and without are tried (`partition_finder`), each with all vectors; a
+       stage recomputes where its vector leaves no room otherwise. So recomputation is chosen where nothing fits
+       without, or where more minibatches in flight, or a better balance, gain more than the repeated forwards cost.
 """
 
 from __future__ import annotations
@@ -25,15 +28,16 @@ from hetpipe_compiler.ir.blocks import BlockChain
 from hetpipe_compiler.ir.cluster import Cluster, Device
 from hetpipe_compiler.passes.allocate import Allocation, Group
 from hetpipe_compiler.passes.device_classes import DeviceClasses, device_classes
-from hetpipe_compiler.passes.in_flight import LEANEST, RULES, InFlightRule, vectors
+from hetpipe_compiler.passes.in_flight import LEANEST, vectors
 from hetpipe_compiler.passes.infeasible import does_not_fit
 from hetpipe_compiler.passes.own_partitioner import OwnPartitioner
 from hetpipe_compiler.passes.partition import PlannedStage, message_ms, planned_stages, relative_gap
+from hetpipe_compiler.passes.partition_finder import Finder, finder_of
 from hetpipe_compiler.passes.partition_problem import PartitionProblem
 from hetpipe_compiler.passes.partition_search import MAX_SETS, Found, Search, search
 from hetpipe_compiler.passes.simulate.pipeline import PipelineCosts, WaveExchange, steady_period_ms
 from hetpipe_compiler.passes.split import split_boundaries
-from hetpipe_compiler.passes.stage_memory import MemoryRule
+from hetpipe_compiler.passes.stage_memory import MemoryRule, Recompute
 
 #: A richer vector or another partition must be faster than what is held by this factor.
 _PERIOD_GAIN = 1e-3
@@ -94,6 +98,7 @@ def choose_concurrency(
     splits: Sequence[Sequence[str | int]] | None = None,
     exchange_ms: ExchangeMs | None = None,
     objective: str = "hetpipe",
+    recompute: Recompute = Recompute.NEVER,
     partitioner: OwnPartitioner | None = None,
 ) -> tuple[PlannedWorker, ...]:
     """Plan every virtual worker, with the ``nm`` that is given or the best one.
@@ -103,6 +108,7 @@ def choose_concurrency(
         exchange_ms: Time of a wave's push and pull; None: free. Only the gated forward of a wave waits for it. Workers
             that share a plan share the first one's times.
         objective: What each partition minimises: see `partition.partition`.
+        recompute: Which stages keep their inputs only and run their forward again.
         partitioner: Makes the stages in place of our search, which then says how good they are. It is asked once for
             each structure of virtual workers and Nm.
 
@@ -113,7 +119,7 @@ def choose_concurrency(
     """
     if nm is not None and nm < 1:
         raise PlanningError("HP307", f"Nm = {nm} minibatches in flight", where="--nm", hint="give 1 or more")
-    rule = MemoryRule.of(chain, staleness, reproducible)
+    rule = MemoryRule.of(chain, staleness, reproducible, recompute)
     planners: dict[Hashable, _Planner] = {}
     members: list[tuple[_Planner, DeviceClasses, Group]] = []
     for group, split in zip(allocation.groups, _splits_per_group(splits, len(allocation.groups)), strict=True):
@@ -121,10 +127,10 @@ def choose_concurrency(
         boundaries = split_boundaries(chain, split) if split is not None else None
         key = (classes.key, boundaries)
         if key not in planners:
-            free = _Finder(search(chain, classes, rule, overlapped=objective == "overlapped"))
+            free = finder_of(search(chain, classes, rule, overlapped=objective == "overlapped"))
             finder = free
             if boundaries is not None:
-                finder = _Finder(search(chain, classes, rule, boundaries, overlapped=objective == "overlapped"))
+                finder = finder_of(search(chain, classes, rule, boundaries, overlapped=objective == "overlapped"))
             ask = None
             if partitioner is not None:
                 ask = partial(
@@ -140,12 +146,17 @@ def choose_concurrency(
 
 @dataclass(frozen=True)
 class WorkerChoice:
-    """A virtual worker that is decided already: its group, and the device, blocks and in-flight count of each stage."""
+    """A virtual worker that is decided already.
+
+    Attributes:
+        devices, stages, in_flight, recompute: Of each stage its device, its blocks, w_s, and whether it recomputes.
+    """
 
     group: Group
     devices: tuple[Device, ...]
     stages: Sequence[tuple[int, ...]]
     in_flight: tuple[int, ...]
+    recompute: tuple[bool, ...]
 
 
 def cost_choices(
@@ -157,28 +168,30 @@ def cost_choices(
     staleness: int = 0,
     exchange_ms: ExchangeMs | None = None,
     objective: str = "hetpipe",
+    recompute: Recompute = Recompute.NEVER,
     bound: bool = True,
 ) -> tuple[PlannedWorker, ...]:
     """Virtual workers as they are decided, whether or not they fit in memory; arguments as `choose_concurrency`'s.
 
-    ``bound``: whether to search all orders of the blocks for the lower bound, not the chain's own alone.
+    ``recompute`` counts for the lower bound alone; ``bound``: whether to search all orders of the blocks for that, not
+    the chain's own alone.
     """
-    rule = MemoryRule.of(chain, staleness)
+    rule = MemoryRule.of(chain, staleness, recompute=recompute)
     known: dict[Hashable, PlannedWorker] = {}
     workers = []
     for choice in choices:
         group = choice.group
         line = device_classes(Group(choice.devices, ordered=True), cluster, chain)
         free = device_classes(group, cluster, chain)
-        key = (line.key, free.key, tuple(choice.stages), choice.in_flight)
+        key = (line.key, free.key, tuple(choice.stages), choice.in_flight, choice.recompute)
         if key not in known:
             every, mine = (
                 search(chain, classes, rule, overlapped=objective == "overlapped", max_sets=max_sets)
                 for classes, max_sets in ((free, MAX_SETS if bound else 0), (line, 0))
             )
-            planner = _Planner(chain, cluster, _Finder(mine), _Finder(every), True, None, exchange_ms)
+            planner = _Planner(chain, cluster, finder_of(mine), finder_of(every), True, None, exchange_ms)
             found = Found(tuple(choice.stages), tuple(range(len(choice.stages))), 0.0, 0.0)
-            known[key] = planner.with_best_vector(found, nm, [choice.in_flight])
+            known[key] = planner.with_best_vector(found, nm, [choice.in_flight], choice.recompute)
         worker = known[key]
         stages = tuple(
             replace(stage, device=device, memory=dict(stage.memory))
@@ -261,31 +274,6 @@ def _in_class_order(classes: DeviceClasses) -> list[Device]:
 
 
 @dataclass(frozen=True)
-class _Finder:
-    """Searches partitions for virtual workers of one structure; remembers what it found."""
-
-    space: Search
-    _found: dict[tuple[int, InFlightRule], Found | None] = field(default_factory=dict)
-
-    def fastest(self, nm: int, rule: InFlightRule, leaner: Found | None = None) -> Found | None:
-        """The optimum under a rule: an optimum with fewer minibatches in flight stays one where it still fits."""
-        if (nm, rule) not in self._found:
-            known = [f for f in (leaner, self._found.get((nm - 1, rule))) if f is not None]
-            fitting = (f for f in known if self.space.fits(f, rule.vector(nm, len(f.stages))))
-            held = next(fitting, None)
-            self._found[nm, rule] = held or self.space.fastest(nm, rule)
-        return self._found[nm, rule]
-
-    def lower_bound_ms(self, nm: int) -> float:
-        """For every plan with ``nm`` in flight: the leanest rule's vector is the least of all."""
-        try:
-            leanest = self.fastest(nm, LEANEST)
-        except PlanningError:  # nothing found where not everything could be searched
-            leanest = None
-        return self.space.lower_bound_ms if leanest is None else leanest.lower_bound
-
-
-@dataclass(frozen=True)
 class _Planner:
     """Plans virtual workers of one structure; remembers what it found.
 
@@ -298,8 +286,8 @@ class _Planner:
 
     chain: BlockChain
     cluster: Cluster
-    finder: _Finder
-    free: _Finder
+    finder: Finder
+    free: Finder
     by_hand: bool
     ask: Callable[[int], Found | PlanningError] | None
     exchange_ms: ExchangeMs | None
@@ -333,25 +321,28 @@ class _Planner:
             answer = self._asked[nm] = self.ask(nm)
             return [] if isinstance(answer, PlanningError) else [answer]
         distinct: dict[tuple[object, object], Found] = {}
-        before: Found | None = None
-        for rule in RULES:
-            found = self.finder.fastest(nm, rule, before)
-            if found is None:
-                break
+        for found in self.finder.under_each_rule(nm):
             distinct.setdefault((found.stages, found.classes), found)
-            before = found
         return list(distinct.values())
 
     def with_best_vector(
-        self, found: Found, nm: int, candidates: Sequence[tuple[int, ...]] | None = None
+        self,
+        found: Found,
+        nm: int,
+        candidates: Sequence[tuple[int, ...]] | None = None,
+        recompute: tuple[bool, ...] | None = None,
     ) -> PlannedWorker:
-        """``found`` with the vector of the shortest period: of those that fit in memory, or of ``candidates``."""
+        """``found`` with the vector of the shortest period: of those that fit in memory, or of ``candidates``.
+
+        ``recompute``: per stage; None: as the rule says.
+        """
         space = self.space
         stages = planned_stages(space, found, LEANEST.vector(nm, len(found.stages)))
         activation_ms, gradient_ms = message_ms(self.chain.permuted(found.order), stages, self.cluster)
         forward_ms = np.array([stage.forward_ms for stage in stages])
-        backward_ms = np.array([stage.backward_ms for stage in stages])
-        costs = PipelineCosts(forward_ms, backward_ms, activation_ms, gradient_ms)
+        backward_ms = np.array(
+            [space.sums(blocks).backward_ms[s.device.kind.name] for blocks, s in zip(found.stages, stages, strict=True)]
+        )
         exchange = self._exchange(found, stages, nm)
         floor_ms = float((forward_ms + backward_ms).max())
         if candidates is None:
@@ -363,6 +354,10 @@ class _Planner:
         best: tuple[int, ...] = ()
         period_ms = np.inf
         for vector in candidates:
+            again = recompute or space.recompute_flags(found, vector)
+            costs = PipelineCosts(
+                forward_ms, backward_ms + np.where(again, forward_ms, 0.0), activation_ms, gradient_ms
+            )
             candidate_ms = steady_period_ms(costs, vector)
             if exchange is not None and candidate_ms < period_ms * (1 - _PERIOD_GAIN):
                 # Waiting for servers can only slow the pipeline, and costs more to simulate.
@@ -371,7 +366,7 @@ class _Planner:
                 best, period_ms = vector, candidate_ms
             if period_ms <= floor_ms * (1 + _PERIOD_GAIN):
                 break
-        stages = planned_stages(space, found, best)
+        stages = planned_stages(space, found, best, recompute)
         return PlannedWorker(
             stages=stages,
             nm=nm,

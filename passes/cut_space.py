@@ -16,8 +16,11 @@ from hetpipe_compiler.passes.crossing import Crossing, crossing
 from hetpipe_compiler.passes.device_classes import DeviceClasses, Tails
 from hetpipe_compiler.passes.in_flight import InFlightRule
 from hetpipe_compiler.passes.relaxation import possible
-from hetpipe_compiler.passes.stage_memory import MemoryRule, reserve_bytes
+from hetpipe_compiler.passes.stage_memory import MemoryRule, Recompute, reserve_bytes
 from hetpipe_compiler.passes.sweep import (
+    ALWAYS,
+    NEVER,
+    WHERE_NEEDED,
     BoolArray,
     Choices,
     DeviceArrays,
@@ -38,6 +41,7 @@ MAX_ENTRIES = 60_000_000
 #: The worth of all nodes, in whole units: sums are then exact, whatever the order.
 _UNITS = 1 << 40
 _NO_LIMIT = 1 << 62
+_RECOMPUTE = {Recompute.NEVER: NEVER, Recompute.WHERE_NEEDED: WHERE_NEEDED, Recompute.ALWAYS: ALWAYS}
 #: Bottlenecks closer than this are equal: sums in another order differ by as much.
 ROUNDING = 1e-12
 
@@ -206,7 +210,10 @@ class CutSpace:
         """No stage takes longer."""
         links, nodes = self.devices, self.graph.arrays
         moved = int(nodes.forward_bytes.sum() + nodes.backward_bytes.sum())
-        return float(self.node_ms.sum(axis=1).max() + moved / links.bytes_per_ms.min() + 2 * links.latency_ms.max())
+        compute_ms = self.node_ms.sum(axis=1)
+        if self.rule.recompute is not Recompute.NEVER:
+            compute_ms = compute_ms + self.arrays.forward_ms[:, -1]
+        return float(compute_ms.max() + moved / links.bytes_per_ms.min() + 2 * links.latency_ms.max())
 
     @cached_property
     def crosses(self) -> Crossing:
@@ -270,6 +277,7 @@ class CutSpace:
             self.rule.own_sums,
             self.rule.step_factor,
             self.rule.loop_factor,
+            _RECOMPUTE[self.rule.recompute],
             self.whole_memory,
         )
 
@@ -291,16 +299,19 @@ def cut_space(
     bound = work_bound(np.stack([*node_ms.values()]), _counts(classes, [*node_ms]))
     unit = float(bound.worth.sum()) / _UNITS
     units = np.floor(bound.worth / unit).astype(np.int64) if unit > 0 else np.zeros(len(graph), dtype=np.int64)
-    rows = np.vstack([units, np.ones(len(graph), dtype=np.int64), graph.held])
+    rows = np.vstack([units, np.ones(len(graph), dtype=np.int64), graph.replay, graph.held])
     sums = _integer_sums(sets.parent, sets.added, rows)
     order = np.lexsort((np.arange(len(sets)), sums[1], sums[0]))
     per_class = np.stack([node_ms[k.name] for k in classes.kinds])
     compute_ms = np.ascontiguousarray(_float_sums(sets.parent, sets.added, per_class)[:, order])
+    forward = np.stack([graph.node_ms(chain.forward_ms[k.name]) for k in classes.kinds])
+    forward_ms = np.ascontiguousarray(_float_sums(sets.parent, sets.added, forward)[:, order])
     sums = np.ascontiguousarray(sums[:, order])
     sets = _reordered(sets, order)
     arrays = SetArrays(
-        sets.words.view(np.uint8), sets.grow_starts, sets.grow_nodes, sets.grow_sets, compute_ms, sums[2:]
-    )
+        sets.words.view(np.uint8), sets.grow_starts, sets.grow_nodes, sets.grow_sets, compute_ms, forward_ms, sums[2],
+        sums[3:],
+    )  # fmt: skip
     price = dict(zip(node_ms, bound.prices, strict=True))
     return CutSpace(
         graph=graph,

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import ClassVar
 
 from hetpipe_compiler.errors import ClusterError, PlanningError
-from hetpipe_compiler.ir.blocks import BlockChain
+from hetpipe_compiler.ir.blocks import NO_REPLAY, BlockChain
 from hetpipe_compiler.ir.cluster import Cluster, Device
 from hetpipe_compiler.ir.config_file import suggestion
 from hetpipe_compiler.ir.decisions import DecidedStage, DecidedWorker, Decisions
@@ -26,6 +26,7 @@ from hetpipe_compiler.passes.check_stages import check_stages
 from hetpipe_compiler.passes.concurrency import PlannedWorker, WorkerChoice, cost_choices
 from hetpipe_compiler.passes.planning import exchange_ms, groups_text, remote_fraction, stages_text
 from hetpipe_compiler.passes.split import split_boundaries
+from hetpipe_compiler.passes.stage_memory import Recompute
 
 _MIB = 1 << 20
 
@@ -118,7 +119,8 @@ def decided_workers(
         in_flight = tuple(stage.in_flight for stage in worker.stages)
         _check_in_flight(in_flight, decisions.nm, where)
         devices = tuple(cluster.device(stage.device) for stage in worker.stages)
-        choices.append(WorkerChoice(group, devices, stages, in_flight))
+        recompute = tuple(stage.recompute for stage in worker.stages)
+        choices.append(WorkerChoice(group, devices, stages, in_flight, recompute))
     remote = remote_fraction(allocation, cluster, decisions.placement)
     workers = cost_choices(
         chain,
@@ -128,6 +130,7 @@ def decided_workers(
         staleness=decisions.staleness,
         exchange_ms=partial(_exchange_ms, cluster, remote),
         objective=decisions.objective,
+        recompute=Recompute(decisions.recompute),
         bound=bound,
     )
     for at, planned in enumerate(workers):
@@ -186,6 +189,13 @@ def _check_in_flight(in_flight: Sequence[int], nm: int, where: str) -> None:
 
 def _check_memory(worker: PlannedWorker, where: str) -> None:
     for at, stage in enumerate(worker.stages):
+        if stage.memory["replay"] >= NO_REPLAY:
+            raise PlanningError(
+                "HP317",
+                "the stage cannot run its forward again: it has a module that --opaque keeps whole",
+                where=f"{where}.stages[{at}].recompute",
+                hint="leave recompute out",
+            )
         over = stage.memory["total"] - stage.memory["capacity"]
         if over > 0:
             raise PlanningError(
@@ -193,7 +203,7 @@ def _check_memory(worker: PlannedWorker, where: str) -> None:
                 f"the stage needs {stage.memory['total'] / _MIB:.0f} MiB on {stage.device.id}"
                 f" ({stage.device.kind.name}), which is {over / _MIB:.1f} MiB more than it has",
                 where=f"{where}.stages[{at}]",
-                hint="give it fewer blocks or a larger device, or lower in_flight",
+                hint="give it fewer blocks or a larger device, lower in_flight, or let it recompute",
             )
 
 
@@ -206,6 +216,7 @@ def decisions_of(
     objective: str,
     staleness: int,
     placement: str,
+    recompute: Recompute,
     update_scale: float | None,
 ) -> Decisions:
     """The decisions of a plan, which give the same plan again."""
@@ -216,6 +227,7 @@ def decisions_of(
         "nm": workers[0].nm,
         "staleness": staleness,
         "placement": placement,
+        "recompute": recompute.value,
         "update_scale": update_scale,
         "virtual_workers": tuple(
             DecidedWorker(
@@ -235,7 +247,7 @@ def _decided_stages(chain: BlockChain, worker: PlannedWorker) -> tuple[DecidedSt
     for stage in worker.stages:
         blocks = worker.order[slice(*stage.blocks)]
         how = {"begins_at": _name(chain, blocks[0])} if in_order else {"blocks": _range_text(blocks)}
-        stages.append(DecidedStage(device=stage.device.id, in_flight=stage.in_flight, **how))
+        stages.append(DecidedStage(device=stage.device.id, in_flight=stage.in_flight, recompute=stage.recompute, **how))
     return tuple(stages)
 
 

@@ -86,6 +86,7 @@ def merge_blocks(chain: BlockChain, bounds: Bounds) -> BlockChain:
         frozen=_moved(chain.frozen, home),
         saved=_moved(chain.saved, home),
         workspace=tuple(max(chain.workspace[lo:hi]) for lo, hi in bounds) if chain.workspace else (),
+        replay=tuple(sum(chain.replay[lo:hi]) for lo, hi in bounds) if chain.replay else (),
         resident=tuple(sum(chain.resident[lo:hi]) for lo, hi in bounds) if chain.resident is not None else None,
         colocate=tuple(g for g in (tuple(sorted({home[b] for b in group})) for group in chain.colocate) if len(g) > 1),
     )

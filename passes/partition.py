@@ -7,7 +7,8 @@ Rule:
        objective ``overlapped`` it is the longer of computation and transfers.
     2. The plan minimises the slowest stage's time over all cuts, and all orders and subsets of the devices (in a group
        with ``ordered``, subsets in the group's order).
-    3. Every stage fits in its device's memory with its minibatches in flight.
+    3. Every stage fits in its device's memory with its minibatches in flight; where it does not, and recomputing is
+       allowed, it recomputes: its forward time counts twice, what autograd saves once (`stage_memory`).
     4. Ties: less communication, then less memory, then the chain's own order, then the cluster file's order.
 
 Such stages are intervals of another topological order of the blocks, `Partition.order`; `BlockChain.permuted` makes the
@@ -31,7 +32,7 @@ from hetpipe_compiler.passes.in_flight import InFlightRule
 from hetpipe_compiler.passes.infeasible import does_not_fit
 from hetpipe_compiler.passes.partition_search import BUDGET, MAX_SETS, Found, Search, search
 from hetpipe_compiler.passes.split import split_boundaries
-from hetpipe_compiler.passes.stage_memory import MemoryRule, stage_memory
+from hetpipe_compiler.passes.stage_memory import MemoryRule, Recompute, stage_memory
 
 #: Sums in another order differ by less.
 _EQUAL = 1e-9
@@ -48,6 +49,7 @@ class PlannedStage:
         receives_bytes: Activations and gradients received.
         memory: `stage_memory.stage_memory`'s parts.
         in_flight: w_s.
+        recompute: Whether it runs its forward again before its backward; ``backward_ms`` contains that.
     """
 
     device: Device
@@ -59,6 +61,7 @@ class PlannedStage:
     receives_bytes: int
     memory: dict[str, int]
     in_flight: int
+    recompute: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,7 @@ def partition(
     reproducible: bool = False,
     split: Sequence[str | int] | None = None,
     objective: str = "hetpipe",
+    recompute: Recompute = Recompute.NEVER,
     max_sets: int = MAX_SETS,
     budget: int = BUDGET,
 ) -> Partition:
@@ -116,13 +120,14 @@ def partition(
         staleness, reproducible: D, and whether the run will be reproducible: both count in memory.
         split: Where stages begin (see `split`); then only the order of the devices is searched.
         objective: ``hetpipe`` or ``overlapped``.
+        recompute: Which stages keep their inputs only and take their forward time twice.
         max_sets, budget: See `partition_search.search`.
 
     Raises:
         PlanningError: HP301 nothing fits, HP302 too many orders to search, HP303 or HP306 a wrong ``split``, HP304 no
             times for a device kind, HP308 nothing found, but not everything searched.
     """
-    rule = MemoryRule.of(chain, staleness, reproducible)
+    rule = MemoryRule.of(chain, staleness, reproducible, recompute)
     boundaries = split_boundaries(chain, split) if split is not None else None
     space = search(
         chain,
@@ -143,13 +148,17 @@ def partition(
     return Partition(stages, found.order, bottleneck_ms, min(found.lower_bound, bottleneck_ms), unused)
 
 
-def planned_stages(space: Search, found: Found, in_flight: Sequence[int]) -> tuple[PlannedStage, ...]:
-    """The stages of ``found`` with devices, times and memory."""
+def planned_stages(
+    space: Search, found: Found, in_flight: Sequence[int], recompute: Sequence[bool] | None = None
+) -> tuple[PlannedStage, ...]:
+    """The stages of ``found`` with devices, times and memory; which of them ``recompute`` (None: as the rule says)."""
+    recompute = recompute or space.recompute_flags(found, tuple(in_flight))
     devices = space.classes.assign(found.classes)
     stages = []
     for index, (blocks, device, w) in enumerate(zip(found.stages, devices, in_flight, strict=True)):
         sums = space.sums(blocks)
         forward_ms, backward_ms = sums.forward_ms[device.kind.name], sums.backward_ms[device.kind.name]
+        backward_ms += forward_ms if recompute[index] else 0.0
         receive_ms = _neighbour_ms(space, found.classes, index, index - 1, sums.received)
         receive_ms += _neighbour_ms(space, found.classes, index, index + 1, sums.returned)
         compute_ms = forward_ms + backward_ms
@@ -162,11 +171,17 @@ def planned_stages(space: Search, found: Found, in_flight: Sequence[int]) -> tup
                 receive_ms=receive_ms,
                 stage_ms=max(compute_ms, receive_ms) if space.line.overlapped else compute_ms + receive_ms,
                 receives_bytes=sums.received + sums.returned,
-                memory=stage_memory(sums, w, device.kind, space.memory_rule),
+                memory=stage_memory(sums, w, device.kind, space.memory_rule, recompute=recompute[index]),
                 in_flight=w,
+                recompute=recompute[index],
             )
         )
     return tuple(stages)
+
+
+def slowest_ms(space: Search, found: Found, in_flight: Sequence[int]) -> float:
+    """The bottleneck of ``found`` with these minibatches in flight."""
+    return max(stage.stage_ms for stage in planned_stages(space, found, in_flight))
 
 
 def _neighbour_ms(space: Search, classes: tuple[int, ...], stage: int, neighbour: int, n_bytes: int) -> float:

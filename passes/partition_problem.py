@@ -67,7 +67,10 @@ class PartitionProblem:
         return tuple(sorted({value.producer for value in self.chain.values if block in value.consumers}))
 
     def memory_bytes(self, blocks: Collection[int], device: Device, in_flight: int) -> int:
-        """Of such a stage, with the device's reserve; not to exceed ``device.kind.memory_bytes``."""
+        """Of such a stage, with the device's reserve; not to exceed ``device.kind.memory_bytes``.
+
+        If ``memory_rule`` lets it, a stage that would exceed that recomputes: its forward time then counts twice.
+        """
         return stage_memory(stage_sums(self.chain, blocks), in_flight, device.kind, self.memory_rule)["total"]
 
     def stage_ms(

@@ -17,7 +17,7 @@ not all closed sets were searched, the answer is the best plan held, and its dis
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -29,7 +29,7 @@ from hetpipe_compiler.passes.closed_sets import ClosedSets, closed_sets, widest_
 from hetpipe_compiler.passes.cut_space import ROUNDING, Cut, CutSpace, OutOfBudgetError, cut_space
 from hetpipe_compiler.passes.device_classes import DeviceClasses, tails
 from hetpipe_compiler.passes.in_flight import InFlightRule
-from hetpipe_compiler.passes.stage_memory import MemoryRule, reserve_bytes, total_bytes
+from hetpipe_compiler.passes.stage_memory import MemoryRule, Recompute, recomputes, reserve_bytes, total_bytes
 from hetpipe_compiler.passes.stage_sums import StageSums, stage_sums
 
 #: How far above the lower bound the search looks, first to last, while no plan is known.
@@ -129,6 +129,14 @@ class Search:
             self._sums[stage] = stage_sums(self.chain, stage)
         return self._sums[stage]
 
+    def recomputes(self, stage: tuple[int, ...], device_class: int, in_flight: int) -> bool:
+        """Whether that class runs the forward of the stage again before its backward."""
+        return recomputes(self.sums(stage), in_flight, self.classes.kinds[device_class], self.memory_rule)
+
+    def recompute_flags(self, plan: Found, in_flight: tuple[int, ...]) -> tuple[bool, ...]:
+        """Whether each stage of ``plan`` does."""
+        return tuple(map(self.recomputes, plan.stages, plan.classes, in_flight))
+
     def fits_alone(self, stage: tuple[int, ...], device_class: int, in_flight: int) -> bool:
         """Whether that class has room for the stage with so many minibatches in flight."""
         kind = self.classes.kinds[device_class]
@@ -138,6 +146,19 @@ class Search:
     def fits(self, plan: Found, in_flight: tuple[int, ...]) -> bool:
         """Whether every stage of ``plan`` has room for its minibatches in flight."""
         return all(map(self.fits_alone, plan.stages, plan.classes, in_flight))
+
+    def recomputing(self, recompute: Recompute) -> Search:
+        """The same search where other stages recompute."""
+        if recompute is self.memory_rule.recompute:
+            return self
+        rule = replace(self.memory_rule, recompute=recompute)
+        return replace(
+            self,
+            memory_rule=rule,
+            line=replace(self.line, rule=rule),
+            coarse=None if self.coarse is None else replace(self.coarse, rule=rule),
+            graph=None if self.graph is None else replace(self.graph, rule=rule),
+        )
 
     def least_in_order(self, nm: int, rule: InFlightRule) -> float:
         """The least bottleneck of a plan in the chain's own order; infinite if none fits."""

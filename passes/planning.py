@@ -21,6 +21,7 @@ from hetpipe_compiler.passes.own_partitioner import OwnPartitioner
 from hetpipe_compiler.passes.partition import message_ms
 from hetpipe_compiler.passes.schedules.wsp import wsp_program
 from hetpipe_compiler.passes.simulate.pipeline import PipelineCosts
+from hetpipe_compiler.passes.stage_memory import Recompute
 from hetpipe_compiler.passes.verify import verify_schedule
 
 
@@ -51,6 +52,7 @@ class PlannerOptions:
         placement: Where parameters live: see `place_parameters`.
         splits: Cuts by hand, one for each virtual worker or one for all.
         objective: What each partition minimises: see `partition.partition`.
+        recompute: Which stages may keep their inputs only and run their forward again.
         partitioner: Makes the stages in place of our search.
     """
 
@@ -59,6 +61,7 @@ class PlannerOptions:
     placement: str = "local"
     splits: tuple[tuple[str | int, ...], ...] | None = None
     objective: str = "hetpipe"
+    recompute: Recompute = Recompute.WHERE_NEEDED
     partitioner: OwnPartitioner | None = None
 
 
@@ -81,6 +84,7 @@ class AutoAllocate(Pass):
             partial(plan_workers, chain, cluster, options=options),
             staleness=options.staleness,
             overlapped=options.objective == "overlapped",
+            recompute=options.recompute,
         )
 
     def dump(self, compilation: Compilation) -> str:
@@ -101,6 +105,7 @@ def stages_text(workers: Iterable[PlannedWorker]) -> str:
     """A stage a line."""
     return "\n".join(
         f"vw{n} stage{s}: {stage.device.id} blocks {stage.blocks} {stage.stage_ms:.3f} ms w={stage.in_flight}"
+        + (" recompute" if stage.recompute else "")
         for n, worker in enumerate(workers)
         for s, stage in enumerate(worker.stages)
     )
@@ -126,6 +131,7 @@ def plan_workers(
         splits=options.splits,
         exchange_ms=lambda device, size: exchange_ms(cluster, device, size, remote),
         objective=options.objective,
+        recompute=options.recompute,
         partitioner=options.partitioner,
     )
 

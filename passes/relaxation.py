@@ -28,7 +28,7 @@ from hetpipe_compiler.ir.blocks import FloatArray
 from hetpipe_compiler.passes.block_graph import IntArray, NodeArrays
 from hetpipe_compiler.passes.crossing import Crossing
 from hetpipe_compiler.passes.relaxed_sweep import COST, Borders, Relaxed, States, backward, forward
-from hetpipe_compiler.passes.sweep import BoolArray, DeviceArrays, MemoryArrays, SetArrays, TailArrays
+from hetpipe_compiler.passes.sweep import NEVER, BoolArray, DeviceArrays, MemoryArrays, SetArrays, TailArrays
 
 #: Steps of transfer times that the objective ``overlapped`` tells apart.
 _LEVELS = 16
@@ -103,7 +103,8 @@ def _held(sets: SetArrays, memory: MemoryArrays) -> FloatArray:
     held = np.tile(frozen, (len(memory.in_flight), 1))
     for slot, in_flight in enumerate(memory.in_flight if memory.whole else ()):
         versions = int(in_flight) if in_flight > 1 else 0
-        held[slot] += parameters * (versions + 2 + memory.own_sums + memory.optimizer_factor) + saved * in_flight
+        held[slot] += parameters * (versions + 2 + memory.own_sums + memory.optimizer_factor)
+        held[slot] += saved * (in_flight if memory.recompute == NEVER else 1)
     return held
 
 

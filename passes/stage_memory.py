@@ -11,8 +11,10 @@ gradients       P
 optimizer       P x optimizer_factor
 own_sums        3 P: the wave in progress, the one pushed last, and the update being made; reproducible mode keeps
                 D + 1 waves: (D + 2) P
-activations     w A
+activations     w A; A where the stage recomputes (`hetpipe_compiler.runtime.recompute`)
 boundary        w x the forward values received + one copy of the gradients received and sent
+replay          where the stage recomputes w x what its forward needs to run again beside the values received: the
+                batch on the first stage, buffers that it changes; else 0
 workspace       the most that one node needs while it runs, backward or forward; or what the optimizer's step needs
                 beyond the A bytes that its minibatch has just set free, if that is more
 pulled          on a CPU P: pulled weights wait in host memory until the gate applies them; on a GPU 0
@@ -27,6 +29,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import Enum
 
 from hetpipe_compiler.ir.blocks import BlockChain
 from hetpipe_compiler.ir.cluster import DeviceKind
@@ -41,17 +44,29 @@ PARTS = (
     "own_sums",
     "activations",
     "boundary",
+    "replay",
     "workspace",
     "pulled",
     "reserve",
 )
 
 
+class Recompute(str, Enum):
+    """Which stages keep their inputs only and run their forward again before their backward.
+
+    None where that saves no memory: with one minibatch in flight, or where a replay needs as much.
+    """
+
+    NEVER = "never"
+    WHERE_NEEDED = "auto"  # where the device has no room for the stage otherwise
+    ALWAYS = "always"
+
+
 @dataclass(frozen=True)
 class MemoryRule:
     """What the formula needs beside the stage: the optimizer, and how many sums of its own waves a stage keeps.
 
-    The factors are those of `BlockChain`.
+    The factors are those of `BlockChain`. ``recompute`` says which stages recompute.
     """
 
     optimizer_factor: float
@@ -59,11 +74,18 @@ class MemoryRule:
     reproducible: bool = False
     step_factor: float = 0.0
     loop_factor: float = 0.0
+    recompute: Recompute = Recompute.NEVER
 
     @classmethod
-    def of(cls, chain: BlockChain, staleness: int = 0, reproducible: bool = False) -> MemoryRule:
+    def of(
+        cls,
+        chain: BlockChain,
+        staleness: int = 0,
+        reproducible: bool = False,
+        recompute: Recompute = Recompute.NEVER,
+    ) -> MemoryRule:
         """The rule for ``chain``'s optimizer."""
-        return cls(chain.optimizer_factor, staleness, reproducible, chain.step_factor, chain.loop_factor)
+        return cls(chain.optimizer_factor, staleness, reproducible, chain.step_factor, chain.loop_factor, recompute)
 
     @property
     def own_sums(self) -> int:
@@ -75,9 +97,16 @@ class MemoryRule:
         return math.ceil(largest_parameter * self.loop_factor if on_cpu else parameters * self.step_factor)
 
 
-def stage_memory(sums: StageSums, in_flight: int, kind: DeviceKind, rule: MemoryRule) -> dict[str, int]:
-    """Bytes of every part of a stage on a device of ``kind``, with ``total`` and ``capacity``."""
-    parts = _parts(sums, in_flight, kind, rule)
+def stage_memory(
+    sums: StageSums, in_flight: int, kind: DeviceKind, rule: MemoryRule, *, recompute: bool | None = None
+) -> dict[str, int]:
+    """Bytes of every part of a stage on a device of ``kind``, with ``total`` and ``capacity``.
+
+    ``recompute``: whether the stage does; None: as ``rule`` says.
+    """
+    if recompute is None:
+        recompute = recomputes(sums, in_flight, kind, rule)
+    parts = _parts(sums, in_flight, kind, rule, recompute=recompute)
     parts["reserve"] = kind.reserve_bytes if sums.resident is None else 0
     parts["total"] = sum(parts[name] for name in PARTS)
     parts["capacity"] = kind.memory_bytes
@@ -91,10 +120,20 @@ def reserve_bytes(chain: BlockChain, kind: DeviceKind) -> int:
 
 def total_bytes(sums: StageSums, in_flight: int, kind: DeviceKind, rule: MemoryRule) -> int:
     """The total without the reserve."""
-    return sum(_parts(sums, in_flight, kind, rule).values())
+    return sum(_parts(sums, in_flight, kind, rule, recompute=recomputes(sums, in_flight, kind, rule)).values())
 
 
-def _parts(sums: StageSums, in_flight: int, kind: DeviceKind, rule: MemoryRule) -> dict[str, int]:
+def recomputes(sums: StageSums, in_flight: int, kind: DeviceKind, rule: MemoryRule) -> bool:
+    """Whether such a stage recomputes, by ``rule.recompute``; it need not fit even so."""
+    if rule.recompute is Recompute.NEVER or in_flight == 1 or sums.resident is not None:
+        return False
+    plain = sum(_parts(sums, in_flight, kind, rule, recompute=False).values())
+    if rule.recompute is Recompute.WHERE_NEEDED and plain <= kind.memory_bytes - kind.reserve_bytes:
+        return False
+    return sum(_parts(sums, in_flight, kind, rule, recompute=True).values()) < plain
+
+
+def _parts(sums: StageSums, in_flight: int, kind: DeviceKind, rule: MemoryRule, *, recompute: bool) -> dict[str, int]:
     if sums.resident is not None:
         return dict.fromkeys(PARTS[:-1], 0) | {"weights": sums.resident}
     parameters = sums.parameters
@@ -105,8 +144,9 @@ def _parts(sums: StageSums, in_flight: int, kind: DeviceKind, rule: MemoryRule) 
         "gradients": parameters,
         "optimizer": math.ceil(parameters * rule.optimizer_factor),
         "own_sums": parameters * rule.own_sums,
-        "activations": sums.saved * in_flight,
+        "activations": sums.saved * (1 if recompute else in_flight),
         "boundary": sums.received * in_flight + sums.returned + sums.sent_back,
+        "replay": sums.replay * in_flight if recompute else 0,
         "workspace": max(sums.workspace, step - sums.saved),
         "pulled": parameters if kind.is_cpu else 0,
     }

@@ -21,6 +21,7 @@ class StageSums:
         parameters, frozen, saved: Bytes, as in `BlockChain`.
         largest_parameter: Bytes of the largest that trains.
         workspace: Of the block that needs most.
+        replay: Bytes, as in `BlockChain`.
         resident: The chain's own figure for the stage's memory, or None.
         forward_ms, backward_ms: Per device kind.
     """
@@ -33,6 +34,7 @@ class StageSums:
     saved: int
     largest_parameter: int
     workspace: int
+    replay: int
     resident: int | None
     forward_ms: dict[str, float]
     backward_ms: dict[str, float]
@@ -59,6 +61,7 @@ def stage_sums(chain: BlockChain, blocks: Collection[int]) -> StageSums:
         saved=_held(chain.saved, mine),
         largest_parameter=max((p.bytes for p in chain.parameters if not mine.isdisjoint(p.blocks)), default=0),
         workspace=max((chain.workspace[b] for b in mine), default=0) if chain.workspace else 0,
+        replay=sum(chain.replay[b] for b in mine) if chain.replay else 0,
         resident=None if chain.resident is None else sum(chain.resident[b] for b in mine),
         forward_ms={kind: float(times[pick].sum()) for kind, times in chain.forward_ms.items()},
         backward_ms={kind: float(times[pick].sum()) for kind, times in chain.backward_ms.items()},

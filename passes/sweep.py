@@ -11,6 +11,10 @@ bottleneck; a second one of the same shape, within that bound, the least (commun
 only where prices of devices (`work_bound`) leave a plan within the cap possible: an interval of the sets, which are
 sorted by worth.
 
+Where a device has no room for a stage, the stage may *recompute*: it takes its forward time once more and keeps what
+autograd saves of one minibatch instead of w. Never faster, that is tried only where the plain stage does not fit, so
+the search stays exact.
+
 From each I the sets J are reached by a depth-first walk that adds a node at a time and keeps the stage's sums up to
 date. Computation only grows along the walk, so it turns back where no class can compute the stage within the cap.
 """
@@ -27,6 +31,8 @@ from hetpipe_compiler.ir.blocks import FloatArray
 from hetpipe_compiler.passes.block_graph import IntArray, NodeArrays
 from hetpipe_compiler.passes.closed_sets import Int32Array
 
+NEVER, WHERE_NEEDED, ALWAYS = 0, 1, 2
+
 BoolArray = npt.NDArray[np.bool_]
 ByteArray = npt.NDArray[np.int8]
 
@@ -36,7 +42,8 @@ class SetArrays(NamedTuple):
 
     Attributes:
         inside: ``[set, byte]`` bits of its nodes, little end first.
-        compute_ms: ``[class, set]``.
+        compute_ms: ``[class, set]``, forward and backward; ``forward_ms`` of it.
+        replay: Per set, bytes that its nodes need to run their forward again.
         held: ``[category, set]``: bytes that single nodes hold.
     """
 
@@ -45,6 +52,8 @@ class SetArrays(NamedTuple):
     grow_nodes: Int32Array
     grow_sets: Int32Array
     compute_ms: FloatArray
+    forward_ms: FloatArray
+    replay: IntArray
     held: IntArray
 
 
@@ -90,6 +99,7 @@ class MemoryArrays(NamedTuple):
     Attributes:
         in_flight: Distinct counts, ascending; ``slot_of`` a tail's length, and ``first_slot`` of a first stage.
         optimizer_factor, own_sums, step_factor, loop_factor: As in `stage_memory.MemoryRule`.
+        recompute: Whether a stage may recompute: `NEVER`, `WHERE_NEEDED`, `ALWAYS`.
         whole: Whether the formula applies; else the held bytes are all.
     """
 
@@ -100,6 +110,7 @@ class MemoryArrays(NamedTuple):
     own_sums: int
     step_factor: float
     loop_factor: float
+    recompute: int
     whole: bool
 
 
@@ -174,8 +185,8 @@ def _add(node: int, sign: int, nodes: NodeArrays, walk: Walk, now: IntArray) -> 
 
 
 @numba.njit(cache=True, inline="always")
-def _total(sums: IntArray, entry: int, in_flight: int, on_cpu: bool, memory: MemoryArrays) -> int:
-    """Memory of a stage without the reserve: `stage_memory`'s formula."""
+def _total(sums: IntArray, entry: int, in_flight: int, saved_copies: int, on_cpu: bool, memory: MemoryArrays) -> int:
+    """Memory of a stage without the reserve and what a replay needs: `stage_memory`'s formula."""
     if not memory.whole:
         return int(sums[entry, 4])
     parameters = sums[entry, 3]
@@ -186,7 +197,7 @@ def _total(sums: IntArray, entry: int, in_flight: int, on_cpu: bool, memory: Mem
     total += max(sums[entry, 6], np.int64(np.ceil(step)) - sums[entry, 5])
     if on_cpu:
         total += parameters
-    total += sums[entry, 4] + (sums[entry, 5] + sums[entry, 0]) * in_flight
+    total += sums[entry, 4] + sums[entry, 5] * saved_copies + sums[entry, 0] * in_flight
     return int(total + sums[entry, 1] + sums[entry, 2])
 
 
@@ -260,16 +271,19 @@ class Stages(NamedTuple):
     """Scratch: the stages that begin at one set, on one class.
 
     Attributes:
-        slots: How many of the in-flight counts fit.
+        slots: How many of the in-flight counts fit; ``plain``: how many without recomputing.
         total: ``[slot, stage]`` bytes.
         moved_ms, stage_ms: ``[link before * links + link after, stage]``: the transfers, and the stage's time.
+        again_ms: The stage's time where it recomputes.
     """
 
     end: IntArray
     slots: IntArray
+    plain: IntArray
     total: IntArray
     moved_ms: FloatArray
     stage_ms: FloatArray
+    again_ms: FloatArray
 
 
 def new_stages(sets: int, slots: int, links: int) -> Stages:
@@ -277,7 +291,9 @@ def new_stages(sets: int, slots: int, links: int) -> Stages:
     return Stages(
         np.zeros(sets, dtype=np.int64),
         np.zeros(sets, dtype=np.int64),
+        np.zeros(sets, dtype=np.int64),
         np.zeros((slots, sets), dtype=np.int64),
+        np.zeros((links * links, sets)),
         np.zeros((links * links, sets)),
         np.zeros((links * links, sets)),
     )
@@ -299,20 +315,33 @@ def _on_class(
 ) -> int:
     """Cost the reached stages on class ``a``; keeps those within the cap that fit with some in-flight count."""
     kept = 0
+    always = memory.recompute == ALWAYS and memory.whole
+    where_needed = memory.recompute == WHERE_NEEDED and memory.whole
     for entry in range(count):
         end = walk.reached[entry]
         compute = sets.compute_ms[a, end] - sets.compute_ms[a, start]
         if compute > cap:
             continue
-        slots = 0
+        again = compute + sets.forward_ms[a, end] - sets.forward_ms[a, start]
+        slots, plain = 0, 0
         for slot in range(memory.in_flight.shape[0]):
-            total = _total(walk.sums, entry, memory.in_flight[slot], devices.on_cpu[a], memory)
+            w = memory.in_flight[slot]
+            total = _total(walk.sums, entry, w, w, devices.on_cpu[a], memory)
+            recompute = w > 1 and (always or (where_needed and total > devices.available[a]))
+            if recompute:
+                less = _total(walk.sums, entry, w, 1, devices.on_cpu[a], memory)
+                less += w * (sets.replay[end] - sets.replay[start])
+                recompute = less < total
+                total = less if recompute else total
+            plain = plain if recompute else slot + 1
             stages.total[slot, kept] = total
             if overflow or total <= devices.available[a]:
                 slots = slot + 1
+        if again > cap:
+            slots = min(slots, plain)
         if slots == 0:
             continue
-        stages.end[kept], stages.slots[kept] = end, slots
+        stages.end[kept], stages.slots[kept], stages.plain[kept] = end, slots, plain
         links = devices.bytes_per_ms.shape[0]
         for out in range(links):
             back = transfer_ms(walk.sums[entry, 1], devices.bytes_per_ms[out], devices.latency_ms[out])
@@ -320,6 +349,7 @@ def _on_class(
                 moved = back + transfer_ms(walk.sums[entry, 0], devices.bytes_per_ms[into], devices.latency_ms[into])
                 stages.moved_ms[into * links + out, kept] = moved
                 stages.stage_ms[into * links + out, kept] = max(compute, moved) if overlapped else compute + moved
+                stages.again_ms[into * links + out, kept] = max(again, moved) if overlapped else again + moved
         kept += 1
     return kept
 
@@ -346,12 +376,14 @@ def _least_time(
         least = np.inf
         for out in range(links):
             base = tails.rest_at[tail] + out * size
-            times = stages.stage_ms[into * links + out]
+            times, again = stages.stage_ms[into * links + out], stages.again_ms[into * links + out]
             for s in range(kept):
                 at = stages.end[s] - low
                 if stages.slots[s] <= slot or at < 0 or at >= size:
                     continue
-                mine = float(stages.total[slot, s] - available) if overflow else times[s]
+                mine = times[s] if slot < stages.plain[s] else again[s]
+                if overflow:
+                    mine = float(stages.total[slot, s] - available)
                 least = min(least, max(mine, rest[base + at]))
         best[into] = least if least <= cap else np.inf
 
@@ -488,7 +520,8 @@ def first_stage_within(
             if stages.slots[s] <= slot or at < 0 or at >= size:
                 continue
             pair = into * links + out
-            fits = stages.stage_ms[pair, s] <= bound and rest[tails.rest_at[tail] + out * size + at] <= bound
+            mine = stages.stage_ms[pair, s] if slot < stages.plain[s] else stages.again_ms[pair, s]
+            fits = mine <= bound and rest[tails.rest_at[tail] + out * size + at] <= bound
             if fits and stages.moved_ms[pair, s] < least:
                 end, after, least = stages.end[s], out, stages.moved_ms[pair, s]
     return end, after
@@ -516,7 +549,7 @@ def _least_moved(
             continue
         for out in range(links):
             base = tails.rest_at[tail] + out * size
-            times = stages.stage_ms[into * links + out]
+            times, again = stages.stage_ms[into * links + out], stages.again_ms[into * links + out]
             transfers = stages.moved_ms[into * links + out]
             for s in range(kept):
                 at = stages.end[s] - low
@@ -525,7 +558,8 @@ def _least_moved(
                 moved = transfers[s] + rest.moved_ms[base + at]
                 if moved > least or moved == np.inf:
                     continue
-                if (float(stages.total[slot, s] - available) if overflow else times[s]) > bound:
+                mine = times[s] if slot < stages.plain[s] else again[s]
+                if (float(stages.total[slot, s] - available) if overflow else mine) > bound:
                     continue
                 held = stages.total[slot, s] + rest.memory[base + at]
                 if moved < least or held < least_held:

@@ -34,6 +34,7 @@ def chain_of(
     parameters: list[int] | None = None,
     saved: list[int] | None = None,
     workspace: list[int] | None = None,
+    replay: list[int] | None = None,
     optimizer_factor: float = 0.0,
     batch_size: int = 1,
 ) -> BlockChain:
@@ -55,6 +56,7 @@ def chain_of(
         saved=tuple(SharedBytes(f"s{i}", size, (i,)) for i, size in enumerate(saved or [])),
         optimizer_factor=optimizer_factor,
         workspace=tuple(workspace or ()),
+        replay=tuple(replay or ()),
     )
 
 
@@ -120,6 +122,7 @@ def chains(draw: st.DrawFn, most: int = 7, least: int = 1, linear: bool = False)
         saved=held("s"),
         optimizer_factor=draw(st.sampled_from([0.0, 1.0, 2.0, 0.3])),
         workspace=draw(st.just(()) | st.lists(st.integers(0, 60), min_size=n, max_size=n).map(tuple)),
+        replay=draw(st.just(()) | st.lists(st.integers(0, 20), min_size=n, max_size=n).map(tuple)),
         step_factor=draw(st.sampled_from([0.0, 1.0, 1.7])),
         loop_factor=draw(st.sampled_from([0.0, 2.0])),
         resident=resident,

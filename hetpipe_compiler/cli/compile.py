@@ -30,6 +30,7 @@ PASSES = (
 )
 
 OBJECTIVES = ("hetpipe", "overlapped")
+RECOMPUTE = ("auto", "never", "always")
 
 
 def command(
@@ -71,6 +72,13 @@ def command(
     objective: Annotated[
         str, typer.Option(help="what a stage's time is: hetpipe (computation + transfers) or overlapped (the longer)")
     ] = "hetpipe",
+    recompute: Annotated[
+        str,
+        typer.Option(
+            help="stages that keep their inputs only and run their forward again:"
+            " auto (where memory needs it or it pays), never or always"
+        ),
+    ] = "auto",
     explain_plan: Annotated[
         bool,
         typer.Option("--explain-plan", help="say why the plan is as it is: bottleneck, bound, limits, alternatives"),
@@ -108,7 +116,7 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="print the plan as JSON instead of tables")] = False,
 ) -> None:
     """Plan the training of MODEL on a mixed cluster and write stage modules, schedule and weights."""
-    _check(staleness, objective, dump_after or [])
+    _check(staleness, objective, recompute, dump_after or [])
     if explain:
         _explain(model, settings or [], opaque or [])
         return
@@ -131,6 +139,7 @@ def command(
             splits=_splits(split),
             partitioner=partitioner,
             objective=objective,
+            recompute=recompute,
             explain_plan=explain_plan,
             seed=seed,
             weights=not no_weights,
@@ -179,12 +188,16 @@ def _explain(model: Path, settings: list[str], opaque: list[str]) -> None:
     print(text)
 
 
-def _check(staleness: int, objective: str, dump_after: list[str]) -> None:
+def _check(staleness: int, objective: str, recompute: str, dump_after: list[str]) -> None:
     if staleness < 0:
         raise PlanningError("HP310", f"D = {staleness} clocks", where="--staleness", hint="give 0 or more")
     if objective not in OBJECTIVES:
         raise ClusterError(
             "HP221", f"no objective '{objective}'", where="--objective", hint=f"one of {', '.join(OBJECTIVES)}"
+        )
+    if recompute not in RECOMPUTE:
+        raise ClusterError(
+            "HP221", f"no choice '{recompute}'", where="--recompute", hint=f"one of {', '.join(RECOMPUTE)}"
         )
     for name in dump_after:
         if name not in PASSES:

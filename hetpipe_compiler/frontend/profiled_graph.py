@@ -80,6 +80,7 @@ class GraphNodeSpec(_Spec):
         output_bytes: Its value, which is what an edge carries unless the edge says otherwise.
         saved_bytes: Kept from forward to backward, for each minibatch in flight; None: ``output_bytes``.
         workspace_bytes: Needed only while it runs, forward or backward, beside what is saved.
+        replay_bytes: Needed to run its forward again, per minibatch in flight, beside what it reads of other nodes.
         resident_bytes: All that it occupies. If every node says so, a stage's memory is their sum and nothing else.
         frozen_bytes: Frozen parameters, buffers and constants by name; a stage holds what several nodes name once.
         colocate: Nodes with the same text share a stage.
@@ -94,6 +95,7 @@ class GraphNodeSpec(_Spec):
     output_bytes: Bytes = 0
     saved_bytes: Bytes | None = None
     workspace_bytes: Bytes = 0
+    replay_bytes: Bytes = 0
     resident_bytes: Bytes | None = None
     frozen_bytes: dict[str, Bytes] = Field(default_factory=dict)
     colocate: str | None = None
@@ -313,6 +315,7 @@ def graph_chain(graph: ProfiledGraph, kinds: Sequence[str], where: str = "graph"
         saved=_held((node.id, size, at) for at, (node, size) in enumerate(zip(nodes, saved, strict=True))),
         optimizer_factor=graph.optimizer_bytes_per_parameter_byte,
         workspace=tuple(node.workspace_bytes for node in nodes),
+        replay=tuple(node.replay_bytes for node in nodes),
         step_factor=graph.step_bytes_per_parameter_byte,
         loop_factor=graph.loop_bytes_per_largest_parameter_byte,
         resident=tuple(resident) if resident else None,
@@ -347,6 +350,7 @@ def chain_graph(chain: BlockChain, output_bytes: Mapping[str, int]) -> ProfiledG
             output_bytes=output_bytes.get(name, own.get(name, 0)),
             saved_bytes=saved.get(at, 0),
             workspace_bytes=chain.workspace[at] if chain.workspace else 0,
+            replay_bytes=chain.replay[at] if chain.replay else 0,
             resident_bytes=chain.resident[at] if chain.resident is not None else None,
             frozen_bytes=frozen.get(at, {}),
             colocate=labels.get(at),

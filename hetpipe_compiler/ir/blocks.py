@@ -12,6 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+#: More bytes than any device has.
+NO_REPLAY = 1 << 50
+
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
@@ -81,6 +84,9 @@ class BlockChain:
         step_factor: Bytes that the optimizer's step needs for a moment per byte of the stage's parameters, where it
             takes all at once (PyTorch's default on GPUs).
         loop_factor: The same per byte of the largest parameter, where it takes one after the other (on CPUs).
+        replay: Bytes of each block that running its forward again needs, per minibatch in flight, beside the values
+            received: the buffers that the forward changes, and in block 0 the batch; `NO_REPLAY` where it cannot run
+            again; none: 0 for all.
         resident: Bytes that each block occupies where a profiled graph says so itself (``resident_bytes``): then a
             stage's memory is their sum and nothing else.
         colocate: Groups of blocks (ascending indices) that must share a stage.
@@ -102,6 +108,7 @@ class BlockChain:
     workspace: tuple[int, ...] = ()
     step_factor: float = 0.0
     loop_factor: float = 0.0
+    replay: tuple[int, ...] = ()
     resident: tuple[int, ...] | None = None
     colocate: tuple[tuple[int, ...], ...] = ()
     ends_fixed: bool = False
@@ -149,6 +156,7 @@ class BlockChain:
             frozen=moved(self.frozen),
             saved=moved(self.saved),
             workspace=tuple(self.workspace[b] for b in order) if self.workspace else (),
+            replay=tuple(self.replay[b] for b in order) if self.replay else (),
             resident=None if self.resident is None else tuple(self.resident[b] for b in order),
             colocate=tuple(tuple(sorted(at[b] for b in group)) for group in self.colocate),
         )

@@ -34,12 +34,14 @@ class DecidedStage(_Entry):
     Attributes:
         device: Its id.
         in_flight: w_s, minibatches between F and B.
+        recompute: Whether it keeps its inputs only and runs its forward again before its backward.
         begins_at: A node, module or block, as for ``--split``: the stage reaches from there to the next one's.
         blocks: Instead, its blocks as ranges, ``0-57 60``: for stages that are no run of the model's own order.
     """
 
     device: str
     in_flight: int = Field(ge=1)
+    recompute: bool = False
     begins_at: str | int | None = None
     blocks: str | int | None = None
 
@@ -62,6 +64,7 @@ class Decisions(_Entry):
 
     Attributes:
         policy, partitioner: Who made the groups and the stages.
+        recompute: Which stages the search may let recompute: for the bound that the plan is held against.
         update_scale: None: 1 / number of virtual workers.
         digest: Of all else, as the compiler wrote it: tells whether anything was edited.
     """
@@ -72,6 +75,7 @@ class Decisions(_Entry):
     nm: int = Field(ge=1)
     staleness: int = Field(default=0, ge=0)
     placement: Literal["local", "round-robin"] = "local"
+    recompute: Literal["never", "auto", "always"] = "auto"
     update_scale: float | None = None
     virtual_workers: tuple[DecidedWorker, ...] = Field(min_length=1)
     digest: str | None = None

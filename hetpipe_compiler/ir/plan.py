@@ -73,6 +73,7 @@ class Stage(_Model):
         module: Path of its Python file in the plan folder; None in a plan made from a profiled graph.
         measured: Whether all of its forward and backward times were measured; ``measured_share``: the share of them.
         stage_ms: What the partitioner balances: forward + backward + receiving activations and gradients.
+        share: Of the model's forward and backward time on this kind (a repeated forward apart).
         memory_bytes: ``total`` and ``capacity`` of the device, and the parts that make up the total.
         receives_bytes: Activations and gradients received per minibatch.
         sends_bytes, sends_links: Later stage -> activations sent there per minibatch, and the link that they take.

@@ -14,13 +14,14 @@ from hetpipe_compiler.ir.cluster import Link
 from hetpipe_compiler.passes.allocate import Allocation, Group, RunnerUp, allocate
 from hetpipe_compiler.passes.decided import decided_workers, decisions_of
 from hetpipe_compiler.passes.planning import PlannerOptions, plan_workers
+from hetpipe_compiler.passes.stage_memory import Recompute
 
 
-def text_of(chain, cluster, *, nm=None, runners_up=(), **more):
+def text_of(chain, cluster, *, nm=None, runners_up=(), recompute=Recompute.WHERE_NEEDED, **more):
     """The explanation on one line."""
     groups = (Group(cluster.devices),)
     allocation = Allocation("test", groups, (), tuple(runners_up))
-    given = PlannerOptions(nm=nm)
+    given = PlannerOptions(nm=nm, recompute=recompute)
     workers = plan_workers(chain, cluster, allocation, given)
 
     def with_groups(changed):
@@ -34,7 +35,7 @@ def text_of(chain, cluster, *, nm=None, runners_up=(), **more):
 
     decisions = decisions_of(
         chain, allocation, workers, partitioner="search", objective="hetpipe", staleness=0, placement="local",
-        update_scale=None,
+        recompute=recompute, update_scale=None,
     )  # fmt: skip
 
     def recost(asked):
@@ -44,7 +45,7 @@ def text_of(chain, cluster, *, nm=None, runners_up=(), **more):
     text = explain_plan(
         Explained(
             chain, cluster, allocation, workers, replan, recost, staleness=0, objective="hetpipe",
-            asked_nm=nm is not None, **more,
+            asked_nm=nm is not None, recompute=recompute, **more,
         )
     )  # fmt: skip
     assert max(map(len, text.splitlines())) <= 80
@@ -78,6 +79,12 @@ def test_memory_limits_nm_and_has_a_price():
     chain = chain_of({"k": [10.0] * 4}, {"k": [20.0] * 4}, activation_bytes=5_000_000, saved=[30 * MIB] * 4)
     cluster = cluster_of([[card] * 2], Link("l", 1.0, 0.0), Link("l", 1.0, 0.0))
     text = text_of(chain, cluster)
+    assert (
+        "recompute: stage 0 runs its forward again (20.000 ms of its backward) to hold 0.07 GB instead of 0.13;"
+        " n0:0 has 0.08" in text
+    )
+    text = text_of(chain, cluster, recompute=Recompute.NEVER)
+    assert "recompute" not in text
     assert re.search(r"Nm = 1, limited by memory: toy does not fit with Nm = 2: .* over by \d+\.\d MiB", text)
     gain = re.search(r"1 GB of memory on each k: \+(\d+\.\d) samples/s", text)
     assert float(gain[1]) > 0

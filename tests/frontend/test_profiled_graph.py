@@ -217,7 +217,15 @@ def test_any_acyclic_graph_is_read_and_any_back_edge_refused(n, density, seed):
 def test_written_and_read_back_it_is_the_same_chain():
     nodes = [
         node("a", output_bytes=8, frozen_bytes={"table": 8}, colocate="x", estimated=["k"]),
-        node("b", output_bytes=9, saved_bytes=0, parameter_bytes=3, frozen_bytes={"table": 8}, workspace_bytes=21),
+        node(
+            "b",
+            output_bytes=9,
+            saved_bytes=0,
+            parameter_bytes=3,
+            frozen_bytes={"table": 8},
+            workspace_bytes=21,
+            replay_bytes=6,
+        ),
         node("c", colocate="x"),
     ]
     edges = [
@@ -231,10 +239,11 @@ def test_written_and_read_back_it_is_the_same_chain():
         "loop_bytes_per_largest_parameter_byte": 1.5,
     }
     first = chain(graph(nodes, edges, ends_fixed=True, **factors), ("k", "l"))
+    assert first.replay == (0, 6, 0)
     assert (first.workspace, first.step_factor, first.loop_factor) == ((0, 21, 0), 1.0, 1.5)
     text = chain_graph(first, {"a": 8, "b": 9}).to_json()
     again = graph_chain(parse_profiled_graph(json.loads(text)), ["k", "l"])
-    held = ("parameters", "frozen", "saved", "optimizer_factor", "workspace", "step_factor", "loop_factor")
+    held = ("parameters", "frozen", "saved", "optimizer_factor", "workspace", "replay", "step_factor", "loop_factor")
     for field in ("name", "batch_size", "blocks", "values", *held):
         assert getattr(again, field) == getattr(first, field), field
     assert (again.colocate, again.ends_fixed, again.resident) == (((0, 2),), True, None)

@@ -15,12 +15,17 @@ import numpy as np
 INFINITE = math.inf
 
 
-def stage_ms(chain, cluster, devices, cuts, stage, objective="hetpipe"):
-    """Forward + backward on the stage's device, and what it receives from its neighbours over the actual links."""
+def stage_ms(chain, cluster, devices, cuts, stage, objective="hetpipe", recompute=False):
+    """Forward + backward on the stage's device, and what it receives from its neighbours over the actual links.
+
+    ``recompute``: the forward twice.
+    """
     lo, hi = cuts[stage]
     device = devices[stage]
     kind = device.kind.name
     compute = sum(float(chain.forward_ms[kind][b]) + float(chain.backward_ms[kind][b]) for b in range(lo, hi))
+    if recompute:
+        compute += sum(float(chain.forward_ms[kind][b]) for b in range(lo, hi))
     received = sum(v.forward_bytes for v in chain.values if v.producer < lo and any(lo <= c < hi for c in v.consumers))
     returned = sum(
         v.backward_bytes for v in chain.values if lo <= v.producer < hi and any(c >= hi for c in v.consumers)
@@ -38,8 +43,11 @@ def _transfer_ms(cluster, a, b, n_bytes):
     return n_bytes / (link.bandwidth_gb_s * 1e6) + link.latency_us / 1e3
 
 
-def stage_bytes(chain, cut, in_flight, device, own_sums=3):
-    """Memory of a stage, part by part."""
+def stage_bytes(chain, cut, in_flight, device, own_sums=3, recompute=False):
+    """Memory of a stage, part by part.
+
+    ``recompute``: what is saved once, but for each minibatch in flight what the forward needs to run again.
+    """
     if chain.resident is not None:
         return sum(chain.resident[b] for b in range(*cut))
     lo, hi = cut
@@ -51,7 +59,8 @@ def stage_bytes(chain, cut, in_flight, device, own_sums=3):
     total += parameters * (1 + 1 + own_sums) + math.ceil(parameters * chain.optimizer_factor)
     if in_flight > 1:
         total += parameters * in_flight
-    total += in_flight * (held(chain.saved) + sum(v.forward_bytes for v in read))
+    total += in_flight * sum(v.forward_bytes for v in read) + (1 if recompute else in_flight) * held(chain.saved)
+    total += in_flight * sum(chain.replay[lo:hi]) if recompute else 0
     total += _moment_bytes(chain, range(lo, hi), parameters, held(chain.saved), device.kind.name)
     return total + sum(v.backward_bytes for v in read) + sum(v.backward_bytes for v in made)
 
@@ -107,7 +116,7 @@ def closed_masks(chain):
     return masks
 
 
-def _mask_bytes(chain, before, after, in_flight, kind, own_sums):
+def _mask_bytes(chain, before, after, in_flight, kind, own_sums, recompute):
     mine = after & ~before
     if chain.resident is not None:
         return sum(size for b, size in enumerate(chain.resident) if mine >> b & 1)
@@ -123,16 +132,32 @@ def _mask_bytes(chain, before, after, in_flight, kind, own_sums):
     )
     if in_flight > 1:
         total += parameters * in_flight
-    total += in_flight * (held(chain.saved) + sum(v.forward_bytes for v in read))
+    total += in_flight * sum(v.forward_bytes for v in read) + (1 if recompute else in_flight) * held(chain.saved)
+    if recompute:
+        total += in_flight * sum(size for b, size in enumerate(chain.replay) if mine >> b & 1)
     blocks = [b for b in range(len(chain.blocks)) if mine >> b & 1]
     total += _moment_bytes(chain, blocks, parameters, held(chain.saved), kind.name)
     return total + sum(v.backward_bytes for v in read) + sum(v.backward_bytes for v in made)
 
 
 def least_bottleneck(
-    chain, cluster, devices, *, nm, growth, own_sums=3, ordered=False, boundaries=None, objective="hetpipe"
+    chain,
+    cluster,
+    devices,
+    *,
+    nm,
+    growth,
+    own_sums=3,
+    ordered=False,
+    boundaries=None,
+    objective="hetpipe",
+    recompute="never",
 ):
-    """The least bottleneck in ms (infinite if nothing fits); then the least communication, then memory (no reserve)."""
+    """The least bottleneck in ms (infinite if nothing fits); then the least communication, then memory (no reserve).
+
+    ``recompute``: ``auto``: a stage that does not fit may take its forward time twice and keep less; ``always``: all
+    do for which that means less memory.
+    """
     n = len(chain.blocks)
     if boundaries is None:
         masks = closed_masks(chain)
@@ -141,6 +166,7 @@ def least_bottleneck(
     count = len(masks)
     kinds = {d.kind.name: d.kind for d in devices}
     compute = {k: np.zeros((count, count)) for k in kinds}
+    again = {k: np.zeros((count, count)) for k in kinds}
     received, returned = np.zeros((count, count), dtype=np.int64), np.zeros((count, count), dtype=np.int64)
     nested = np.zeros((count, count), dtype=np.bool_)
     for i, before in enumerate(masks):
@@ -157,15 +183,16 @@ def least_bottleneck(
             for k in kinds:
                 per_block = chain.forward_ms[k] + chain.backward_ms[k]
                 compute[k][i, j] = sum(float(per_block[b]) for b in range(n) if mine >> b & 1)
+                again[k][i, j] = sum(float(chain.forward_ms[k][b]) for b in range(n) if mine >> b & 1)
     sizes = {}
 
-    def bytes_table(w, kind):
-        if (w, kind) not in sizes:
+    def bytes_table(w, kind, recomputed):
+        if (w, kind, recomputed) not in sizes:
             table = np.zeros((count, count), dtype=np.int64)
             for i, j in zip(*np.nonzero(nested), strict=True):
-                table[i, j] = _mask_bytes(chain, masks[i], masks[j], w, kind, own_sums)
-            sizes[w, kind] = table
-        return sizes[w, kind]
+                table[i, j] = _mask_bytes(chain, masks[i], masks[j], w, kind, own_sums, recomputed)
+            sizes[w, kind, recomputed] = table
+        return sizes[w, kind, recomputed]
 
     pipelines = []
     for length in range(1, min(n, len(devices)) + 1):
@@ -180,9 +207,14 @@ def least_bottleneck(
                     transfers = _over(cluster, order[s - 1], device, received)
                 if s + 1 < length:
                     transfers = transfers + _over(cluster, order[s + 1], device, returned)
-                mine = compute[device.kind.name]
+                held = bytes_table(w[s], device.kind, False)
+                twice = np.zeros((count, count), dtype=np.bool_)
+                if recompute != "never" and w[s] > 1 and chain.resident is None:
+                    less = bytes_table(w[s], device.kind, True)
+                    twice = ((held > device.kind.memory_bytes) | (recompute == "always")) & (less < held)
+                    held = np.where(twice, less, held)
+                mine = compute[device.kind.name] + np.where(twice, again[device.kind.name], 0.0)
                 time = np.maximum(mine, transfers) if objective == "overlapped" else mine + transfers
-                held = bytes_table(w[s], device.kind)
                 times.append(np.where(nested & (held <= device.kind.memory_bytes), time, INFINITE))
                 moved.append(transfers)
                 memory.append(held - (0 if chain.resident is not None else device.kind.reserve_bytes))
@@ -219,13 +251,20 @@ def _enumerate(times, moved, memory, stage, at, end, bound):
     return least, least_moved, least_memory
 
 
-def least_overflow(chain, devices, *, nm):
-    """The fewest bytes by which some stage must exceed its device, with as few minibatches in flight as Nm allows."""
+def least_overflow(chain, devices, *, nm, recompute=False):
+    """The fewest bytes by which some stage must exceed its device, with as few minibatches in flight as Nm allows.
+
+    ``recompute``: stages may where they do not fit otherwise.
+    """
+
+    def over(cut, w, device):
+        plain = stage_bytes(chain, cut, w, device) - device.kind.memory_bytes
+        if plain <= 0 or w == 1 or not recompute:
+            return plain
+        return min(plain, stage_bytes(chain, cut, w, device, recompute=True) - device.kind.memory_bytes)
+
     return min(
-        max(
-            stage_bytes(chain, c, k, d) - d.kind.memory_bytes
-            for c, k, d in zip(cuts, in_flight(nm, len(cuts), 0), order, strict=True)
-        )
+        max(over(c, k, d) for c, k, d in zip(cuts, in_flight(nm, len(cuts), 0), order, strict=True))
         for order, cuts in all_plans(chain, devices)
     )
 

@@ -15,12 +15,14 @@ from hetpipe_compiler.ir.decisions import DecidedStage, DecidedWorker, Decisions
 from hetpipe_compiler.passes.allocate import Allocation, Group, allocate
 from hetpipe_compiler.passes.decided import decided_allocation, decided_workers, decisions_of
 from hetpipe_compiler.passes.planning import PlannerOptions, plan_workers
+from hetpipe_compiler.passes.stage_memory import Recompute
 
 
 def decisions_for(chain, allocation, workers, options: PlannerOptions) -> Decisions:
     return decisions_of(
         chain, allocation, workers, partitioner="search", objective=options.objective,
-        staleness=options.staleness, placement=options.placement, update_scale=None,
+        staleness=options.staleness, placement=options.placement, recompute=options.recompute,
+        update_scale=None,
     )  # fmt: skip
 
 
@@ -35,6 +37,7 @@ def decisions_for(chain, allocation, workers, options: PlannerOptions) -> Decisi
         staleness=st.integers(0, 1),
         placement=st.sampled_from(["local", "round-robin"]),
         objective=st.sampled_from(["hetpipe", "overlapped"]),
+        recompute=st.sampled_from(Recompute),
     ),
 )
 def test_a_plans_decisions_give_the_plan_again(chain, cluster, policy, options) -> None:

@@ -43,6 +43,7 @@ def test_mlp_closed_form(in_flight):
         "own_sums": 6 * weights,
         "activations": 2 * activation * in_flight,
         "boundary": activation * in_flight + 2 * activation,
+        "replay": 0,
         "workspace": 0,
         "pulled": 0,
         "reserve": 64 * MIB,
