@@ -183,7 +183,8 @@ def least_bottleneck(
             for k in kinds:
                 per_block = chain.forward_ms[k] + chain.backward_ms[k]
                 compute[k][i, j] = sum(float(per_block[b]) for b in range(n) if mine >> b & 1)
-                again[k][i, j] = sum(float(chain.forward_ms[k][b]) for b in range(n) if mine >> b & 1)
+                if recompute != "never":
+                    again[k][i, j] = sum(float(chain.forward_ms[k][b]) for b in range(n) if mine >> b & 1)
     sizes = {}
 
     def bytes_table(w, kind, recomputed):
