@@ -16,7 +16,6 @@ The folder is written beside its place and then renamed: there is no half-writte
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Mapping
 from operator import getitem
@@ -28,6 +27,7 @@ from safetensors.torch import save_file
 from torch import fx
 
 from hetpipe_compiler.codegen.build_plan import Built, module_file
+from hetpipe_compiler.codegen.graph_file import graph_text
 from hetpipe_compiler.codegen.plan_folder import replace_folder
 from hetpipe_compiler.codegen.stage_module import emit_stage
 from hetpipe_compiler.frontend.load import LoadedWorkload
@@ -88,7 +88,7 @@ def _write(
     (folder / "plan.json").write_text(plan.to_json())
     (folder / "schedule.csv").write_text(schedule.to_csv())
     cluster = Cluster.from_dict(plan.cluster)
-    (folder / "graph.json").write_text(json.dumps({"nodes": graph_nodes(captured, costs, cluster, root)}, indent=0))
+    (folder / "graph.json").write_text(graph_text(graph_nodes(captured, costs, cluster, root)))
     save_file(_apart(captured.constant_values), folder / "constants.safetensors")
     if weights is not None:
         save_file(dict(weights), folder / "weights.safetensors")

@@ -1,12 +1,14 @@
-"""Read ``graph.json`` of a plan folder: the model's nodes with their costs, for pictures and exports.
+"""``graph.json`` of a plan folder, read and written: the model's nodes with their costs, for pictures and exports.
 
-`hetpipe_compiler.codegen.artifact` writes it. Nodes come in execution order: the batch's inputs and every call; a
-stage of the plan names the nodes that it runs.
+Nodes come in execution order: the batch's inputs and every call; a stage of the plan names the nodes that it runs.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -45,6 +47,11 @@ class _GraphFile(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     nodes: tuple[GraphNode, ...]
+
+
+def graph_text(nodes: Iterable[dict[str, Any]]) -> str:
+    """The file's text, a node a line; keys are `GraphNode`'s."""
+    return '{"nodes": [\n' + ",\n".join(map(json.dumps, nodes)) + "\n]}\n"
 
 
 def load_graph(folder: Path) -> tuple[GraphNode, ...]:

@@ -6,12 +6,12 @@ There is no model, so there are no stage modules and no weights; ``workload`` is
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from hetpipe_compiler.codegen.assemble_plan import PlanRequest, StageParts, assemble_plan
+from hetpipe_compiler.codegen.graph_file import graph_text
 from hetpipe_compiler.codegen.plan_folder import replace_folder
 from hetpipe_compiler.ir.blocks import BlockChain, CrossingValue
 from hetpipe_compiler.ir.plan import Plan, Port, Tensor
@@ -94,7 +94,7 @@ def write_graph_plan(folder: Path, plan: Plan, schedule: Schedule, chain: BlockC
         (new / "plan.json").write_text(plan.to_json())
         (new / "schedule.csv").write_text(schedule.to_csv())
         (new / "decisions.yaml").write_text(decisions, encoding="utf-8")
-        (new / "graph.json").write_text(json.dumps({"nodes": _graph_nodes(chain)}, indent=0))
+        (new / "graph.json").write_text(graph_text(_graph_nodes(chain)))
 
     replace_folder(folder, write)
 

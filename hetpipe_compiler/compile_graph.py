@@ -11,6 +11,7 @@ from hetpipe_compiler.codegen.graph_plan import build_graph_plan, write_graph_pl
 from hetpipe_compiler.codegen.plan_folder import check_target
 from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.frontend.profiled_graph import read_profiled_graph
+from hetpipe_compiler.garbage import no_cyclic_garbage
 from hetpipe_compiler.ir.cluster import Cluster
 from hetpipe_compiler.options import CompileOptions, CompileResult
 from hetpipe_compiler.passes.base import Compilation, Pass, Pipeline
@@ -51,6 +52,7 @@ class Shorten(Pass):
         compilation.chain = shorten_chain(compilation.chain, self.max_blocks)
 
 
+@no_cyclic_garbage()
 def compile_graph(graph: Path, cluster: Cluster, out: Path, options: CompileOptions) -> CompileResult:
     """Plan ``graph`` for ``cluster`` into the folder ``out``.
 

@@ -148,43 +148,53 @@ def _nodes(chain: BlockChain, groups: list[Sequence[int]]) -> tuple[tuple[int, .
     return tuple(ordered)
 
 
-def _costs(chain: BlockChain, node_of: IntArray, count: int) -> tuple[IntArray, NodeArrays]:
+def _costs(chain: BlockChain, node_of_block: IntArray, count: int) -> tuple[IntArray, NodeArrays]:
+    node_of: list[int] = node_of_block.tolist()
     reads: list[list[int]] = [[] for _ in range(count)]
     made: list[list[int]] = [[] for _ in range(count)]
     values: list[tuple[int, int, int, int]] = []
     for value in chain.values:
-        producer = int(node_of[value.producer])
-        readers = sorted({int(node_of[b]) for b in value.consumers} - {producer})
+        producer = node_of[value.producer]
+        readers = sorted({node_of[b] for b in value.consumers} - {producer})
         if readers and (value.forward_bytes or value.backward_bytes):
             made[producer].append(len(values))
             for reader in readers:
                 reads[reader].append(len(values))
             values.append((producer, value.forward_bytes, value.backward_bytes, len(readers)))
-    held = np.zeros((3, count), dtype=np.int64)
+    held = [[0] * count for _ in range(3)]
     shared: list[list[int]] = [[] for _ in range(count)]
     items: list[tuple[int, int]] = []
     for category, item in _held(chain):
-        nodes = sorted({int(node_of[b]) for b in item.blocks})
+        nodes = sorted({node_of[b] for b in item.blocks})
         if len(nodes) == 1:
-            held[category, nodes[0]] += item.bytes
+            held[category][nodes[0]] += item.bytes
         else:
             for node in nodes:
                 shared[node].append(len(items))
             items.append((category, item.bytes))
-    most = np.zeros((2, count), dtype=np.int64)
+    most = [[0] * count for _ in range(2)]
     for block, size in enumerate(chain.workspace):
-        most[0, node_of[block]] = max(most[0, node_of[block]], size)
+        most[0][node_of[block]] = max(most[0][node_of[block]], size)
     for item in chain.parameters:
         for block in item.blocks:
-            most[1, node_of[block]] = max(most[1, node_of[block]], item.bytes)
+            most[1][node_of[block]] = max(most[1][node_of[block]], item.bytes)
     values_table = np.array(values, dtype=np.int64).reshape(-1, 4)
     items_table = np.array(items, dtype=np.int64).reshape(-1, 2)
     producers, forward, backward, read_by = _columns(values_table)
     categories, sizes = _columns(items_table)
     arrays = NodeArrays(
-        *_rows(reads), *_rows(made), producers, forward, backward, read_by, *_rows(shared), categories, sizes, most
+        *_rows(reads),
+        *_rows(made),
+        producers,
+        forward,
+        backward,
+        read_by,
+        *_rows(shared),
+        categories,
+        sizes,
+        np.array(most, dtype=np.int64),
     )
-    return held, arrays
+    return np.array(held, dtype=np.int64), arrays
 
 
 def _held(chain: BlockChain) -> Iterable[tuple[int, SharedBytes]]:

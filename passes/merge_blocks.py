@@ -8,7 +8,7 @@ neighbour across the larger cut.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -77,7 +77,7 @@ def merge_blocks(chain: BlockChain, bounds: Bounds) -> BlockChain:
     starts = [lo for lo, _ in bounds]
     return replace(
         chain,
-        blocks=tuple(_merged(chain, lo, hi) for lo, hi in bounds),
+        blocks=tuple(_merged(chain, bounds)),
         forward_ms={kind: np.add.reduceat(times, starts) for kind, times in chain.forward_ms.items()},
         backward_ms={kind: np.add.reduceat(times, starts) for kind, times in chain.backward_ms.items()},
         measured=_measured(chain, bounds),
@@ -92,10 +92,12 @@ def merge_blocks(chain: BlockChain, bounds: Bounds) -> BlockChain:
     )
 
 
-def _merged(chain: BlockChain, lo: int, hi: int) -> Block:
-    blocks = chain.blocks[lo:hi]
-    longest_ms = np.add.reduce([chain.forward_ms[kind] + chain.backward_ms[kind] for kind in chain.forward_ms])[lo:hi]
-    return Block(blocks[int(np.argmax(longest_ms))].name, tuple(node for block in blocks for node in block.nodes))
+def _merged(chain: BlockChain, bounds: Bounds) -> Iterator[Block]:
+    """Merged blocks have the name of the longest in them."""
+    longest_ms = np.add.reduce([chain.forward_ms[kind] + chain.backward_ms[kind] for kind in chain.forward_ms])
+    for lo, hi in bounds:
+        name = chain.blocks[lo + int(np.argmax(longest_ms[lo:hi]))].name
+        yield Block(name, tuple(node for block in chain.blocks[lo:hi] for node in block.nodes))
 
 
 def _measured(chain: BlockChain, bounds: Bounds) -> bool | dict[str, BoolArray]:
@@ -109,8 +111,8 @@ def _crossing(values: Iterable[CrossingValue], home: Sequence[int]) -> Iterable[
         producer = home[value.producer]
         consumers = tuple(sorted({home[b] for b in value.consumers} - {producer}))
         if consumers:
-            yield replace(value, producer=producer, consumers=consumers)
+            yield CrossingValue(value.name, producer, consumers, value.forward_bytes, value.backward_bytes)
 
 
 def _moved(items: Iterable[SharedBytes], home: Sequence[int]) -> tuple[SharedBytes, ...]:
-    return tuple(replace(item, blocks=tuple(sorted({home[b] for b in item.blocks}))) for item in items)
+    return tuple(SharedBytes(item.name, item.bytes, tuple(sorted({home[b] for b in item.blocks}))) for item in items)
