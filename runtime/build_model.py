@@ -31,9 +31,12 @@ def build_model(loaded: LoadedWorkload, seed: int) -> nn.Module:
 
 
 def initial_values(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers, also non-persistent ones, by the model's names; tied ones once under the first name."""
+    """Parameters and buffers, also non-persistent ones, by the model's names; tied ones once under the first name.
+
+    They are the model's own tensors, not copies.
+    """
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return {name: tensor.detach().clone().contiguous() for name, tensor in named.items()}
+    return {name: tensor.detach() for name, tensor in named.items()}
 
 
 def _initialise(model: nn.Module, where: str) -> None:

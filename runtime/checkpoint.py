@@ -28,6 +28,18 @@ def state_dict(plan: Plan, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: values[t.name] for t in kept for name in (t.name, *t.aliases)}
 
 
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors on the CPU, clones of those that share memory with one before (tied ones do): the format refuses
+    them. The others are not copied: a model may take half of the memory."""
+    memory: set[int] = set()
+    apart: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        value = tensor.detach().cpu().contiguous()
+        apart[name] = value.clone() if value.untyped_storage().data_ptr() in memory else value
+        memory.add(apart[name].untyped_storage().data_ptr())
+    return apart
+
+
 def save(path: Path, tensors: Mapping[str, Tensor], **facts: Any) -> None:
     """Write a safetensors file: complete under ``path``, or not there at all. ``facts`` go into its metadata as JSON.
 
@@ -42,8 +54,7 @@ def save(path: Path, tensors: Mapping[str, Tensor], **facts: Any) -> None:
     try:
         temporary.touch()
         mode = temporary.stat().st_mode
-        # Clones, because the format refuses tensors that share memory (tied ones do).
-        save_file({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}, temporary, metadata)
+        save_file(_apart(tensors), temporary, metadata)
         temporary.chmod(mode)  # safetensors makes files that nobody else may read
         temporary.replace(path)
     except (OSError, SafetensorError) as error:
