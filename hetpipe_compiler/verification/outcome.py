@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +12,7 @@ import torch
 #: Gradients are compared relative to their own size, but not finer than to this share of the model's largest gradient:
 #: some are zero but for rounding (a bias before a norm).
 _FLOOR = 1e-3
-#: Large tensors are compared in pieces of so many numbers, to need no memory of their size.
+#: Tensors are kept and compared in pieces of so many numbers, to need no memory of their size.
 _PIECE = 1 << 20
 
 
@@ -61,20 +64,53 @@ def outcome(loss: torch.Tensor, gradients: dict[str, torch.Tensor], buffers: dic
     return Outcome(values)
 
 
-def largest_difference(expected: Outcome, found: Outcome) -> Difference:
+class Reference:
+    """An outcome that others are held to. Its numbers are on disk, so that memory holds the gradients of one side only.
+
+    Attributes:
+        kinds: Dtype and shape of each value, in words.
+        sizes: Largest absolute number of each value.
+    """
+
+    def __init__(self, outcome: Outcome) -> None:
+        self.kinds = {name: _kind(value) for name, value in outcome.values.items()}
+        self.sizes: dict[str, float] = {}
+        self._file = tempfile.TemporaryFile(prefix="hetpipe-")  # noqa: SIM115
+        self._places: dict[str, tuple[int, int]] = {}
+        for name, value in outcome.values.items():
+            start = self._file.tell()
+            self.sizes[name] = 0.0
+            for piece in _pieces(value):
+                self._file.write(memoryview(piece.contiguous().numpy()).cast("B"))
+                self.sizes[name] = max(self.sizes[name], _size(piece))
+            self._places[name] = start, (self._file.tell() - start) // 8
+
+    def pieces(self, name: str) -> Iterator[torch.Tensor]:
+        """A value's numbers."""
+        start, count = self._places[name]
+        self._file.seek(start)
+        for at in range(0, count, _PIECE):
+            data = bytearray(8 * min(_PIECE, count - at))
+            self._file.readinto(data)  # type: ignore[attr-defined]
+            yield torch.frombuffer(data, dtype=torch.float64)
+
+
+def largest_difference(expected: Reference, found: Outcome) -> Difference:
     """The value that differs most; a value that one side lacks differs infinitely."""
-    sizes = {n: _size(v) for n, v in expected.values.items()}
+    sizes = expected.sizes
     floor = _FLOOR * max((s for n, s in sizes.items() if n.startswith("gradient")), default=0.0)
     worst = Difference("loss", 0.0)
-    for name in dict.fromkeys((*expected.values, *found.values)):
-        a, b = expected.values.get(name), found.values.get(name)
-        if a is None or b is None:
-            return Difference(name, float("inf"), f"only the {'stages have' if a is None else 'model has'} it")
-        if a.dtype != b.dtype or a.shape != b.shape:
-            return Difference(name, float("inf"), f"{_kind(a)} in the model, {_kind(b)} in the stages")
+    for name in dict.fromkeys((*expected.kinds, *found.values)):
+        kind, value = expected.kinds.get(name), found.values.get(name)
+        if kind is None or value is None:
+            return Difference(name, float("inf"), f"only the {'stages have' if kind is None else 'model has'} it")
+        if kind != _kind(value):
+            return Difference(name, float("inf"), f"{kind} in the model, {_kind(value)} in the stages")
         # A loss or a buffer of size 1e-9 is compared absolutely: nobody reads it finer.
         size = max(sizes[name], floor if name.startswith("gradient") else 1e-3)
-        relative = _distance(a, b) / size if size else _distance(a, b)
+        pairs = zip(expected.pieces(name), _pieces(value), strict=True)
+        distance = max((_distance(a, b) for a, b in pairs), default=0.0)
+        relative = distance / size if size else distance
         if relative > worst.relative:
             worst = Difference(name, relative)
     return worst
@@ -86,13 +122,9 @@ def _kind(tensor: torch.Tensor) -> str:
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
     """Largest absolute difference; infinite where only one side is finite. NaN equals NaN."""
-    if not a.numel() or torch.equal(a, b):
-        return 0.0
-    pieces = zip(torch.split(_numbers(a).flatten(), _PIECE), torch.split(_numbers(b).flatten(), _PIECE), strict=True)
-    return max(_distance_of_pieces(one, other) for one, other in pieces)
-
-
-def _distance_of_pieces(a: torch.Tensor, b: torch.Tensor) -> float:
+    far = float((a - b).abs().max())
+    if math.isfinite(far):
+        return far
     known = torch.isfinite(a)
     strange = ~known
     if not torch.equal(known, torch.isfinite(b)) or not torch.equal(a[strange].nan_to_num(), b[strange].nan_to_num()):
@@ -100,19 +132,17 @@ def _distance_of_pieces(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a[known] - b[known]).abs().max()) if bool(known.any()) else 0.0
 
 
-def _size(tensor: torch.Tensor) -> float:
+def _size(numbers: torch.Tensor) -> float:
     """Largest absolute value that is a number."""
-    if not tensor.numel():
-        return 0.0
-    return max(_size_of_piece(piece) for piece in torch.split(_numbers(tensor).flatten(), _PIECE))
-
-
-def _size_of_piece(numbers: torch.Tensor) -> float:
+    largest = float(numbers.abs().max())
+    if math.isfinite(largest):
+        return largest
     finite = numbers[torch.isfinite(numbers)]
     return float(finite.abs().max()) if finite.numel() else 0.0
 
 
-def _numbers(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.is_complex():
-        return torch.view_as_real(tensor.resolve_conj()).double()
-    return tensor.to_dense().double() if tensor.layout != torch.strided else tensor.double()
+def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The numbers of a tensor of any kind in double precision, `_PIECE` at a time; two for a complex one."""
+    dense = tensor.detach() if tensor.layout == torch.strided else tensor.detach().to_dense()
+    numbers = torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense
+    return (piece.double() for piece in torch.split(numbers.flatten(), _PIECE) if piece.numel())

@@ -41,6 +41,9 @@ class Draws:
     met: list[_Line] = field(default_factory=list)
     known: dict[_Line, int] | None = None
 
+    def __post_init__(self) -> None:
+        self._files = {name for name, _ in self.order}
+
     def next_seed(self) -> int:
         """The seed of the random operator that is being called."""
         line = self._line()
@@ -65,8 +68,7 @@ class Draws:
 
     def _line(self) -> _Line:
         frame = sys._getframe(1)
-        files = {name for name, _ in self.order}
-        while frame.f_code.co_filename not in files:
+        while frame.f_code.co_filename not in self._files:
             assert frame.f_back is not None, "a random operator outside the stages"
             frame = frame.f_back
         assert frame.f_lineno is not None
@@ -178,21 +180,17 @@ def _build(path: Path, values: Mapping[str, torch.Tensor]) -> torch.nn.Module:
     source = import_stage_file(path)
     with torch.device("meta"):
         module: torch.nn.Module = source.Stage()
-    for scope in module.modules():
+    for path_of_scope, scope in module.named_modules():
+        prefix = f"{path_of_scope}." if path_of_scope else ""
         for name, parameter in scope._parameters.items():
             if parameter is not None:
-                value = values[_full_name(module, scope, name)].detach()
+                value = values[prefix + name].detach()
                 assert value.shape == parameter.shape, f"{name} has another shape"
                 scope._parameters[name] = torch.nn.Parameter(value, requires_grad=parameter.requires_grad)
         for name, buffer in scope._buffers.items():
             if buffer is not None:
-                scope._buffers[name] = values[_full_name(module, scope, name)].detach().clone()
+                scope._buffers[name] = values[prefix + name].detach().clone()
     return module.train()
-
-
-def _full_name(module: torch.nn.Module, scope: torch.nn.Module, name: str) -> str:
-    prefix = next(path for path, found in module.named_modules() if found is scope)
-    return f"{prefix}.{name}" if prefix else name
 
 
 def _program_order(folder: Path, paths: Sequence[Path]) -> dict[_Line, int]:

@@ -24,7 +24,7 @@ from hetpipe_compiler.frontend.export import first_line
 from hetpipe_compiler.frontend.load import LoadedWorkload, user_line
 from hetpipe_compiler.ir.plan import Plan
 from hetpipe_compiler.verification.original import Original
-from hetpipe_compiler.verification.outcome import Difference, Outcome, largest_difference
+from hetpipe_compiler.verification.outcome import Difference, Outcome, Reference, largest_difference
 from hetpipe_compiler.verification.stages import WrittenStages
 
 #: Allowed in float64, relative to a value's size.
@@ -84,7 +84,7 @@ class Verifier:
             )
         self._seed = seed
         self._original = Original(loaded, model, seed)
-        self._cache: dict[tuple[bool, bool], tuple[Outcome, int]] = {}
+        self._cache: dict[tuple[bool, bool], tuple[Reference, int]] = {}
         self._effect: float | None = None
         self._note = ""
         self._first = self._prepare(loaded)
@@ -112,7 +112,7 @@ class Verifier:
                     where=self._where,
                     hint="give an example batch on which the freshly built model has a finite loss",
                 )
-            self._cache[wide, False] = found, self._original.draws
+            self._cache[wide, False] = Reference(found), self._original.draws
             return wide
         raise AssertionError
 
@@ -179,12 +179,12 @@ class Verifier:
             ) from error
         return max(differences, key=lambda d: d.relative)
 
-    def _expected(self, wide: bool, evaluate: bool = False) -> tuple[Outcome, int]:
+    def _expected(self, wide: bool, evaluate: bool = False) -> tuple[Reference, int]:
         """What the original does, and how many random operators it meets."""
         self._original.widen(wide)
         if (wide, evaluate) not in self._cache:
             found = self._original.evaluate() if evaluate else self._original.run()
-            self._cache[wide, evaluate] = found, self._original.draws
+            self._cache[wide, evaluate] = Reference(found), self._original.draws
         return self._cache[wide, evaluate]
 
     def _ulp_effect(self) -> float:
@@ -195,9 +195,10 @@ class Verifier:
         return self._effect
 
 
-def _with_unread_buffers(expected: Outcome, found: Outcome, original: Original) -> Outcome:
+def _with_unread_buffers(expected: Reference, found: Outcome, original: Original) -> Outcome:
     """No stage has a buffer that nothing reads: it stays what it was."""
-    absent = {n: original.tensors[n.removeprefix("buffer ")] for n in expected.values if n.startswith("buffer ")}
+    tensors = original.tensors
+    absent = {n: tensors[n.removeprefix("buffer ")] for n in expected.kinds if n.startswith("buffer ")}
     return Outcome({**absent, **found.values})
 
 

@@ -46,7 +46,7 @@ def render(
         _HEAD,
         f"Run {dates[0] if len(dates) == 1 else f'{dates[0]} to {dates[-1]}'} on CPU with"
         f" {', '.join(f'{n} {v}' for n, v in versions.items())}; at most {memory_gb:g} GB a process;"
-        f" {sum(r['seconds'] for r in rows) / 60:.0f} minutes in all on one core.\n",
+        f" {sum(r['seconds'] for r in rows) / 60:.0f} minutes of CPU time in all.\n",
         f"**{len(passed)} of {len(rows)} pass ({len(passed) / len(rows):.1%})**, {len(refused)} are refused,"
         f" {len(failed)} fail. {exact} are equal bit for bit;"
         f" {sum(r['dtype'] == 'float32' for r in passed)} are compared in float32.\n",

@@ -18,7 +18,7 @@ _CLASSES = 10
 _SEGMENTATION = "segmentation/"
 
 #: Sizes other than 64 pixels, where the model asks for more; vision transformers take theirs as a setting.
-_PIXELS = {"inception_v3": 128, "maxvit_t": 224, "vit_h_14": 56}
+_PIXELS = {"inception_v3": 299, "maxvit_t": 224, "vit_h_14": 56}
 
 #: Models of more than 150 million parameters: another constructor call, and what it changes.
 _REDUCED: dict[str, tuple[Any, str]] = {
