@@ -28,6 +28,7 @@ from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from hetpipe_compiler.errors import WorkloadError
+from hetpipe_compiler.frontend.idle_python import idle_python
 from hetpipe_compiler.frontend.load import user_line
 from hetpipe_compiler.frontend.own_gradients import OwnGradients
 from hetpipe_compiler.frontend.regions import autocast_on_cpu
@@ -228,7 +229,7 @@ def _assignment(module: torch.nn.Module, name: str) -> str | None:
 def _export(step: TrainingStep, tensors: tuple[torch.Tensor, ...]) -> tuple[ExportedProgram, str | None]:
     auto = torch.export.Dim.AUTO
     free = tuple({0: auto} if t.dim() else {} for t in tensors)
-    with _quiet(), _collecting_later(), autocast_on_cpu(), _meta_as_cpu():
+    with _quiet(), _collecting_later(), autocast_on_cpu(), _meta_as_cpu(), idle_python():
         if not tensors[0].dim() or tensors[0].shape[0] < 2:
             note = "the example's batch size is 1, which export takes as a constant"
         else:

@@ -81,7 +81,7 @@ class Reference:
             start = self._file.tell()
             self.sizes[name] = 0.0
             for piece in _pieces(value):
-                self._file.write(memoryview(piece.contiguous().numpy()).cast("B"))
+                self._file.write(piece.numpy().tobytes())
                 self.sizes[name] = max(self.sizes[name], _size(piece))
             self._places[name] = start, (self._file.tell() - start) // 8
 
@@ -90,9 +90,8 @@ class Reference:
         start, count = self._places[name]
         self._file.seek(start)
         for at in range(0, count, _PIECE):
-            data = bytearray(8 * min(_PIECE, count - at))
-            self._file.readinto(data)  # type: ignore[attr-defined]
-            yield torch.frombuffer(data, dtype=torch.float64)
+            data = self._file.read(8 * min(_PIECE, count - at))
+            yield torch.frombuffer(bytearray(data), dtype=torch.float64)
 
 
 def largest_difference(expected: Reference, found: Outcome) -> Difference:

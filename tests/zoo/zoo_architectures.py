@@ -219,7 +219,7 @@ _ENCODERS: dict[str, Architecture] = {
         {"d_model": 32, "block_sizes": [1, 1], "n_head": 4, "d_head": 8, "d_inner": 64},
     ),
     "mpnet": ("MaskedLM", _TEXT, {}),
-    "nystromformer": ("MaskedLM", _TEXT, {"num_landmarks": 4, "segment_means_seq_len": 12}),
+    "nystromformer": ("MaskedLM", _TEXT, {"num_landmarks": 12, "segment_means_seq_len": 12}),
     "roformer": ("MaskedLM", _TEXT, {"embedding_size": 32}),
     "layoutlm": ("MaskedLM", _TEXT, {}),
     "longformer": ("MaskedLM", _TEXT, {"attention_window": 4}),

@@ -78,6 +78,8 @@ class Result:
 _DECISIVE = (
     "hetpipe_compiler/frontend/*.py",
     "hetpipe_compiler/verification/*.py",
+    "hetpipe_compiler/ir/opaque.py",
+    "runtime/opaque.py",
     "codegen/build_plan.py",
     "codegen/stage_*.py",
     "passes/annotate_cost.py",
@@ -135,7 +137,7 @@ def check(name: str, *, random_cuts: int = 2, evaluation: bool = True) -> Result
 def _check(name: str, result: Result, random_cuts: int, evaluation: bool) -> None:
     loaded = load_workload(HERE / "model.py", {"name": name})
     compilation = Compilation(Cluster.from_dict(CLUSTER))
-    compilation.captured = capture(loaded, evaluation=evaluation)
+    compilation.captured = capture(loaded, evaluation=evaluation, opaque=zoo_models.opaque(name))
     result.parameters = sum(t.numel() for n, t in compilation.captured.meta.items() if n in _parameters(compilation))
     pipeline = Pipeline()
     front = (
@@ -190,9 +192,8 @@ def _verify(
     assert compilation.captured is not None
     assert compilation.costs is not None
     assert compilation.schedule is not None
-    built = build_plan(
-        compilation, PlanRequest(0, "local", weights=False), WorkloadRef(path="model.py", settings={}, digest="")
-    )
+    reference = WorkloadRef(path="model.py", settings=loaded.settings, digest=loaded.digest)
+    built = build_plan(compilation, PlanRequest(0, "local", weights=False), reference)
     with tempfile.TemporaryDirectory(prefix="zoo-") as folder:
         out = Path(folder) / "plan"
         write_artifact(out, built, compilation.schedule, loaded, compilation.captured, compilation.costs, None)

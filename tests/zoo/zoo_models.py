@@ -29,6 +29,12 @@ def workload(name: str) -> Workload:
     return made
 
 
+def opaque(name: str) -> tuple[str, ...]:
+    """Submodules that are kept whole (`--opaque`): what they do depends on values."""
+    library, _, model = name.partition(":")
+    return zoo_transformers.OPAQUE.get(model, ()) if library == "transformers" else ()
+
+
 def note(name: str) -> str:
     """How the configuration differs from what the library ships; '' if it does not."""
     library, _, model = name.partition(":")

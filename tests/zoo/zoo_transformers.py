@@ -28,6 +28,16 @@ _HEADS = {
 _CLASSES = {"deit": "DeiTForImageClassification", "levit": "LevitForImageClassification"}
 
 
+#: Submodules kept whole because their work depends on values: which experts a token goes to, which adapter a language
+#: has, whether any token attends globally, whether a range has been seen before.
+OPAQUE = {
+    "switch_transformers": ("*.experts",),
+    "xmod": ("roberta.encoder.layer.[0-9].output",),
+    "longformer": ("longformer.encoder",),
+    "ibert": ("*_act", "*_act[12]", "*_activation"),
+}
+
+
 def names() -> list[str]:
     """Model types: decoders, mixtures of experts, encoders, encoder-decoders, vision, speech, two towers."""
     return list(ARCHITECTURES)
@@ -43,6 +53,8 @@ def note(name: str) -> str:
         notes.append("no SpecAugment")
     if settings.get("attention_type") == "original_full":
         notes.append("full attention")
+    if name in OPAQUE:
+        notes.append("--opaque " + " ".join(OPAQUE[name]))
     return ", ".join(notes)
 
 
@@ -87,11 +99,15 @@ def _batch(head: str, config: Any) -> dict[str, Any]:
     if head == "Seq2SeqLM":
         tokens = ids(_LENGTH, VOCABULARY)
         labels_length = _LENGTH if config.model_type == "fsmt" else 8
-        return {
+        batch = {
             "input_ids": tokens,
             "attention_mask": torch.ones_like(tokens),
             "labels": ids(labels_length, VOCABULARY),
         }
+        if config.model_type == "fsmt":
+            # Left out, it is made from the ids' values, and then depends on whether there is any padding.
+            batch["decoder_attention_mask"] = torch.ones_like(batch["labels"])
+        return batch
     if head == "ImageClassification":
         size = getattr(config, "image_size", 64)
         size = size["height"] if isinstance(size, dict) else size[0] if isinstance(size, (list, tuple)) else size
