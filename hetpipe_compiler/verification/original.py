@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +14,20 @@ from hetpipe_compiler.frontend.regions import autocast_on_cpu
 from hetpipe_compiler.frontend.training_step import TrainingStep, loss_for
 from hetpipe_compiler.verification.controlled import controlled, noting_autocast, wider
 from hetpipe_compiler.verification.outcome import Outcome, outcome
+
+
+@dataclass
+class _Draws:
+    """The n-th operator that draws gets ``first + n``."""
+
+    first: int
+    count: int = 0
+
+    def seed(self) -> int:
+        return self.first + self.count
+
+    def drew(self) -> None:
+        self.count += 1
 
 
 class Original:
@@ -90,10 +104,10 @@ class Original:
         leaves = self.leaves if leaves is None else leaves
         tensors = [_input(leaves[at], self._wide) for at in self._step.tensor_leaves]
         before = {name: b.detach().clone() for name, b in self._step.named_buffers()}
-        numbers = itertools.count(self._seed)
+        draws = _Draws(self._seed)
         try:
             with (
-                controlled(lambda: next(numbers), self._wide),
+                controlled(draws, self._wide),
                 autocast_on_cpu(),
                 noting_autocast() as entered,
                 torch.set_grad_enabled(backward),
@@ -105,7 +119,7 @@ class Original:
             gradients = {n: p.grad for n, p in self.model.named_parameters() if p.grad is not None}
             buffers = {n: b.detach().clone() for n, b in self.model.named_buffers()}
         finally:
-            self.draws = next(numbers) - self._seed
+            self.draws = draws.count
             for parameter in self._step.parameters():
                 parameter.grad = None
             with torch.no_grad():

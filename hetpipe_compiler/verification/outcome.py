@@ -30,11 +30,6 @@ class Outcome:
         return self.values["loss"]
 
     @property
-    def forward(self) -> Outcome:
-        """The same without gradients."""
-        return Outcome({name: value for name, value in self.values.items() if not name.startswith("gradient")})
-
-    @property
     def finite(self) -> bool:
         """Whether the loss is a number that can be compared."""
         return bool(torch.isfinite(self.loss).all())
@@ -94,12 +89,14 @@ class Reference:
             yield torch.frombuffer(bytearray(data), dtype=torch.float64)
 
 
-def largest_difference(expected: Reference, found: Outcome) -> Difference:
-    """The value that differs most; a value that one side lacks differs infinitely."""
+def largest_difference(expected: Reference, found: Outcome, *, gradients: bool = True) -> Difference:
+    """The value (``gradients`` among them or not) that differs most; one that one side lacks differs infinitely."""
     sizes = expected.sizes
     floor = _FLOOR * max((s for n, s in sizes.items() if n.startswith("gradient")), default=0.0)
     worst = Difference("loss", 0.0)
     for name in dict.fromkeys((*expected.kinds, *found.values)):
+        if name.startswith("gradient") and not gradients:
+            continue
         kind, value = expected.kinds.get(name), found.values.get(name)
         if kind is None or value is None:
             return Difference(name, float("inf"), f"only the {'stages have' if kind is None else 'model has'} it")

@@ -37,20 +37,23 @@ class Draws:
     """
 
     order: Mapping[_Line, int]
-    seed: int
+    first: int
     met: list[_Line] = field(default_factory=list)
     known: dict[_Line, int] | None = None
 
     def __post_init__(self) -> None:
         self._files = {name for name, _ in self.order}
 
-    def next_seed(self) -> int:
+    def seed(self) -> int:
         """The seed of the random operator that is being called."""
-        line = self._line()
-        self.met.append(line)
+        self._line = self._statement()
         if self.known is None:
-            return self.seed + len(self.met) - 1
-        return self.seed + self.known[line] + self.met.count(line) - 1
+            return self.first + len(self.met)
+        return self.first + self.known.get(self._line, 0) + self.met.count(self._line)
+
+    def drew(self) -> None:
+        """It has drawn numbers."""
+        self.met.append(self._line)
 
     def in_order(self) -> bool:
         """Whether the run met them in the program's order, so that counting was right."""
@@ -66,7 +69,7 @@ class Draws:
             at += counts[line]
         self.met = []
 
-    def _line(self) -> _Line:
+    def _statement(self) -> _Line:
         frame = sys._getframe(1)
         while frame.f_code.co_filename not in self._files:
             assert frame.f_back is not None, "a random operator outside the stages"
@@ -111,7 +114,7 @@ class WrittenStages:
         for module in self._modules:
             module.train(not evaluate)
             module.zero_grad(set_to_none=True)
-        with controlled(draws.next_seed, self._wide), autocast_on_cpu(), torch.set_grad_enabled(not evaluate):
+        with controlled(draws, self._wide), autocast_on_cpu(), torch.set_grad_enabled(not evaluate):
             runs = self._forward(leaves)
             loss = runs[-1][1][self._plan.loss or ""]
             if not evaluate:

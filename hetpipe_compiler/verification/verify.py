@@ -165,9 +165,8 @@ class Verifier:
                     what = f"{draws} in the model, {met} in the stages"
                     difference = Difference("random numbers", float("inf"), what)
                 else:
-                    met_values = _with_unread_buffers(held, found, self._original)
-                    pair = (held, met_values) if gradients else (held.forward, met_values.forward)
-                    difference = largest_difference(*pair)
+                    complete = _with_unread_buffers(held, found, self._original)
+                    difference = largest_difference(held, complete, gradients=gradients)
                 mode = " in eval mode" if evaluate else ""
                 differences.append(replace(difference, value=difference.value + mode))
         except Exception as error:

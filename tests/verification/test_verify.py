@@ -105,6 +105,20 @@ class Net(nn.Module):
         return self.b(h.float())
 """
 
+#: In eval mode without gradients PyTorch takes a kernel that is not tagged as random; captured, attention without
+#: dropout is one that is.
+_ATTENDS = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 3)
+        self.attention = nn.MultiheadAttention(4, 2, dropout=0.5, batch_first=True)
+    def forward(self, x):
+        h = self.a(x).reshape(-1, 4, 4)
+        h, _ = self.attention(h, h, h, need_weights=False)
+        return self.b(h.reshape(-1, 16))
+"""
+
 _NO_NUMBER = """
 class Net(nn.Module):
     def __init__(self):
@@ -147,6 +161,13 @@ def test_dropout_gets_the_same_numbers_on_both_sides(tmp_path: Path, cut: tuple[
     found = _compile(tmp_path, _PLAIN, cut).verification
     assert found is not None
     assert found.difference.relative == 0.0
+
+
+def test_only_operators_that_draw_count_as_random(tmp_path: Path) -> None:
+    found = _compile(tmp_path, _ATTENDS, (2,))
+    assert found.plan.evaluation
+    assert found.verification is not None
+    assert found.verification.dtype == "float64"
 
 
 def test_random_numbers_follow_their_operator_when_the_order_changes(tmp_path: Path) -> None:

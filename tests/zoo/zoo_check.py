@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import re
 import tempfile
 import time
 from dataclasses import dataclass
@@ -202,4 +203,5 @@ def _verify(
 
 
 def _one_line(text: Any) -> str:
-    return " ".join(str(text).replace(f"{ROOT}/", "").split())[:400]
+    without_folders = re.sub(r"\S*/site-packages/", "", str(text).replace(f"{ROOT}/", ""))
+    return " ".join(without_folders.split())[:400]

@@ -7,7 +7,7 @@ from typing import Any
 import timm
 import torch
 from torch import nn
-from zoo_losses import classify
+from zoo_losses import classify, mean_square
 
 from hetpipe_compiler import Workload
 
@@ -16,8 +16,11 @@ _CLASSES = 10
 #: Models of more than 150 million parameters: settings that reduce them, and what they change.
 _REDUCED: dict[str, tuple[dict[str, Any], str]] = {
     "deepseek_vit_412m": ({"depth": 4}, "4 layers"),
-    "gemma4_vit_167m": ({"depth": 4}, "4 layers"),
+    "gemma4_vit_167m_enc": ({"depth": 4}, "4 layers"),
 }
+
+#: Encoders that return features whatever number of classes they are asked for.
+_HEADLESS = {"gemma4_vit_167m_enc"}
 
 #: Name -> family (timm's module), pixels, and whether the model must be told of them.
 _MODELS: dict[str, tuple[str, int, bool]] = {
@@ -147,7 +150,7 @@ def workload(name: str) -> Workload:
 
     return Workload(
         model=make,
-        loss=classify,
+        loss=mean_square if name in _HEADLESS else classify,
         example=lambda: (torch.zeros(2, 3, pixels, pixels), torch.zeros(2, dtype=torch.int64)),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
     )
