@@ -13,13 +13,14 @@
 
 A module that is kept whole (``--opaque``) runs for real instead, on the CPU and the values of the example batch.
 
-The kernels are those of meta tensors (those of the CPU); a GPU's may keep other things.
+The kernels are those that a CPU would choose; a GPU's may keep other things. Meta tensors choose the same ones but for
+attention and low precision: there, fake tensors on the CPU are counted with.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -32,7 +33,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.frontend.regions import Context, autocast_on_cpu, contexts_of, enter, uses_autocast
@@ -44,11 +45,17 @@ from hetpipe_compiler.passes.base import Compilation, Pass
 from hetpipe_compiler.passes.live_bytes import LiveBytes, NodeLives, storages, tensors_in
 from hetpipe_compiler.passes.node_key import node_key
 from hetpipe_compiler.passes.normalize import mutated_arguments
+from hetpipe_compiler.passes.storage_saver import StorageSaver
 
 #: Operators that move nothing: they rename, allocate lazily, or only look.
 _FREE = frozenset(
     {"aten::detach", "aten::alias", "aten::lift_fresh", "aten::empty", "aten::sym_size", "aten::_unsafe_view"}
 )
+#: torch's formulas of attention for the kernels that it has none for, and of how many operands they take the shapes.
+_ATTENTION: dict[str, tuple[Callable[..., int], int]] = {
+    "aten::_scaled_dot_product_flash_attention_for_cpu": (sdpa_flop_count, 3),
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": (sdpa_backward_flop_count, 4),
+}
 #: Operators that pick from a table.
 _GATHERS = frozenset({"aten::embedding", "aten::index", "aten::index_select", "aten::gather"})
 
@@ -102,9 +109,8 @@ def count_calls(captured: Captured) -> tuple[dict[str, NodeCost], dict[str, Node
 
 def _counted(captured: Captured) -> _CostInterpreter:
     with torch.random.fork_rng(devices=[]):
-        if not uses_autocast(captured.graph_module.graph):
+        if not _needs_cpu(captured):
             return _count(captured, captured.example, captured.meta, "meta")
-        # Autocast knows nothing of meta tensors: fake ones on the CPU get the dtypes that real ones would.
         with FakeTensorMode(allow_non_fake_inputs=True):
             example = tuple(torch.empty_like(t, device="cpu") for t in captured.example)
             tensors = {
@@ -112,6 +118,18 @@ def _counted(captured: Captured) -> _CostInterpreter:
                 for name, t in captured.meta.items()
             }
             return _count(captured, example, tensors, "cpu")
+
+
+def _needs_cpu(captured: Captured) -> bool:
+    """Whether meta tensors would show something else than tensors on a CPU.
+
+    Autocast knows nothing of them, attention takes its slow kernel for them, which keeps all scores, and what a
+    normalisation keeps in low precision has another dtype.
+    """
+    graph = captured.graph_module.graph
+    attends = any(str(node.target).startswith("aten.scaled_dot_product_attention") for node in graph.nodes)
+    low = any(t.is_floating_point() and t.element_size() < 4 for t in captured.meta.values())
+    return attends or low or uses_autocast(graph)
 
 
 def _count(
@@ -125,18 +143,25 @@ def _count(
 
 
 class _WorkMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Collects the work of each operator that reaches a kernel, and the storages that operators make."""
+    """Collects the work of each operator that reaches a kernel, and the storages that operators make.
+
+    Attributes:
+        casts: Storage of a cast -> storage that was cast, and to what.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.work: list[Work] = []
         self.live = LiveBytes()
+        self.casts: dict[int, tuple[int, torch.dtype]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         if not func.is_view and func._schema.name not in _FREE:
             self.work.append(_work_of(func, args, kwargs, out))
+        if func is torch.ops.aten._to_copy.default:
+            self.casts[out.untyped_storage()._cdata] = (args[0].untyped_storage()._cdata, out.dtype)
         if not func.is_view:
             self.live.note(tensors_in(out), tensors_in((args, kwargs)))
         return out
@@ -146,7 +171,11 @@ def _work_of(func: Any, args: Any, kwargs: Any, out: Any) -> Work:
     outs = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
     ins = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
     formula = flop_registry.get(func._overloadpacket)
-    flops = int(formula(*args, **kwargs, out_val=out)) if formula else sum(t.numel() for t in outs)
+    if func._schema.name in _ATTENTION:
+        count, operands = _ATTENTION[func._schema.name]
+        flops = count(*(t.shape for t in args[:operands]))
+    else:
+        flops = int(formula(*args, **kwargs, out_val=out)) if formula else sum(t.numel() for t in outs)
     unique = {id(t): t for t in (*ins, *outs)}
     # A gather reads the rows that it picks, not the whole table.
     most = sum(map(_bytes, outs)) if func._schema.name in _GATHERS else None
@@ -174,27 +203,6 @@ def _bytes(tensor: torch.Tensor) -> int:
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 
-@dataclass
-class _Saver:
-    """Which storages autograd keeps, each once in the whole graph."""
-
-    excluded: set[int]
-    owners: dict[int, str] = field(default_factory=dict)
-    seen: dict[int, torch.Tensor] = field(default_factory=dict)
-    current: list[tuple[int, int]] = field(default_factory=list)
-    #: Storage of a real tensor -> that of the one that stands for it in the graph.
-    stands_for: dict[int, int] = field(default_factory=dict)
-
-    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        key = self.stands_for.get(storage._cdata, storage._cdata)
-        if key not in self.excluded and key not in self.seen:
-            # Kept alive: a freed storage's identity would be given out again.
-            self.seen[key] = tensor
-            self.current.append((key, storage.nbytes()))
-        return tensor
-
-
 class _CostInterpreter(fx.Interpreter):
     """Runs each node on its own, forward and then its own backward; values travel on as leaves."""
 
@@ -209,7 +217,11 @@ class _CostInterpreter(fx.Interpreter):
         self._values: dict[fx.Node, torch.Tensor] = {}
         self._lives: dict[str, NodeLives] = {}
         self._backwards: dict[tuple[object, ...], _Backward] = {}
-        self._saver = _Saver({t.untyped_storage()._cdata for t in tensors.values()})
+        self._saver = StorageSaver(
+            excluded={t.untyped_storage()._cdata for t in tensors.values()},
+            trainable={t.untyped_storage()._cdata for t in tensors.values() if t.requires_grad},
+        )
+        self._contexts: tuple[Context, ...] = ()
         # Every tensor ever made stays alive here, so that no storage's identity is used again.
         self._alive: list[Any] = []
 
@@ -246,7 +258,11 @@ class _CostInterpreter(fx.Interpreter):
         call_args, call_kwargs = pytree.tree_unflatten(inputs, spec)
         key = node_key(node.target, call_args, call_kwargs, contexts_of(node))
         self.calls.setdefault(key, NodeCall(node.target, contexts_of(node), tuple(inputs), spec))
+        if contexts_of(node) != self._contexts:
+            self._contexts = contexts_of(node)
+            self._saver.region += 1
         self._saver.current = []
+        self._saver.casts = mode.casts if any(c[0] == "autocast" for c in self._contexts) else {}
         written = _writes(node)
         hooks = torch.autograd.graph.saved_tensors_hooks(self._saver.pack, lambda t: t)
         with torch.enable_grad(), enter(contexts_of(node)), hooks, mode:
@@ -285,7 +301,7 @@ class _CostInterpreter(fx.Interpreter):
         pairs = zip(call.example, args[1], strict=True)
         self._saver.stands_for = {t.untyped_storage()._cdata: m.untyped_storage()._cdata for t, m in pairs}
         self._saver.excluded |= {t.untyped_storage()._cdata for t in call.own}
-        self._saver.current = []
+        self._saver.current, self._saver.casts = [], {}
         mode = _WorkMode()
         hooks = torch.autograd.graph.saved_tensors_hooks(self._saver.pack, lambda t: t)
         with unset_fake_temporarily(), autocast_on_cpu():

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
+from hetpipe_compiler.devices.catalogue import load_catalogue
 from hetpipe_compiler.frontend.capture import build_real, capture
 from hetpipe_compiler.frontend.load import LoadedWorkload, load_workload
 from hetpipe_compiler.frontend.training_step import TrainingStep
@@ -75,6 +76,23 @@ class Block(nn.Module):
         return self.head(h + self.down(F.gelu(self.up(h))))
 
 
+class Attention(nn.Module):
+    """Fused attention, and a layer that is used twice; ``autocast``: all of it in bfloat16, the weights cast."""
+
+    def __init__(self, autocast: bool = False) -> None:
+        super().__init__()
+        self.embed, self.norm, self.qkv = nn.Embedding(50, 16), nn.LayerNorm(16), nn.Linear(16, 48)
+        self.out, self.head, self.autocast = nn.Linear(16, 16), nn.Linear(16, 50), autocast
+
+    def forward(self, ids: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, self.autocast):
+            h = self.embed(ids)
+            q, k, v = (t.view(*ids.shape, 2, 8).transpose(1, 2) for t in self.qkv(self.norm(h)).chunk(3, -1))
+            attended = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(h.shape)
+            h = h + self.out(torch.relu(h + self.out(attended)))
+            return self.head(F.gelu(h))
+
+
 def images() -> tuple[Tensor, Tensor]:
     return torch.randn(6, 3, 16, 16), torch.randint(0, 5, (6,))
 
@@ -87,6 +105,9 @@ JOBS = {
     "mlp": lambda: loaded(mlp, (torch.randn(4, 20), torch.randint(0, 10, (4,))), nn.CrossEntropyLoss()),
     "conv": lambda: loaded(ConvNet, images, nn.CrossEntropyLoss()),
     "transformer": lambda: loaded(Block, ids, models.token_loss),
+    "attention": lambda: loaded(Attention, ids, models.token_loss),
+    "autocast": lambda: loaded(lambda: Attention(autocast=True), ids, models.token_loss),
+    "bfloat16": lambda: loaded(lambda: Attention().bfloat16(), ids, models.token_loss),
 }
 
 
@@ -213,6 +234,38 @@ def test_autocast_is_counted_in_its_dtype() -> None:
     assert costs["linear"].dtype == "float32"
     assert costs["linear_1"].dtype == "bfloat16"
     assert any(w.dtype == "bfloat16" and w.flops == 2 * 4 * 8 * 8 for w in costs["linear_1"].forward)
+
+
+def test_casts_of_weights_are_kept_for_each_minibatch_and_counted_once() -> None:
+    """Each layer keeps a cast of its weight in two bytes; `out` is used twice and cast once."""
+    _, costs = counted(JOBS["autocast"]())
+    qkv, first, second, head = (sorted(s.bytes for s in c.saved) for n, c in costs.items() if n.startswith("linear"))
+    value = 2 * 3 * 7 * 16
+    assert qkv == sorted([2 * 48 * 16, value])
+    assert first == [2 * 16 * 16]  # what it reads, attention keeps already
+    assert second == [value]
+    assert head == sorted([2 * 50 * 16, value])
+
+
+def test_attention_is_priced_by_its_products() -> None:
+    _, costs = counted(JOBS["attention"]())
+    products = 4 * 3 * 2 * 7 * 7 * 8
+    forward, backward = costs["scaled_dot_product_attention"].forward, costs["scaled_dot_product_attention"].backward
+    assert sum(w.flops for w in forward if w.operator_class == "attention") == products
+    assert sum(w.flops for w in backward if w.operator_class == "attention") == 5 * products // 2
+
+
+def test_work_takes_the_peak_of_its_precision() -> None:
+    card = load_catalogue().kinds["a100-40"]
+
+    def ms(dtype: str, operator_class: str) -> float:
+        return Work(10**12, 0, dtype, operator_class).ms(card) - card.launch_overhead_us * 1e-3
+
+    at_peak = {"float32": card.fp32_tflops, "bfloat16": card.bf16_tflops, "float16": card.fp16_tflops}
+    for dtype, tflops in at_peak.items():
+        assert ms(dtype, "matrix") == pytest.approx(1e3 / (tflops * card.compute_efficiency))
+    assert ms("float32", "convolution") == pytest.approx(1e3 / (card.tf32_tflops * card.compute_efficiency))
+    assert ms("bfloat16", "convolution") == pytest.approx(1e3 / (card.bf16_tflops * card.compute_efficiency))
 
 
 def test_counting_leaves_the_random_state_alone() -> None:

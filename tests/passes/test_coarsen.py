@@ -54,6 +54,15 @@ def test_coarsening_keeps_order_costs_and_nodes(blocks: int) -> None:
     assert sum(p.bytes for p in chain.parameters) == sum(p.bytes for p in fine.parameters)
 
 
+def test_what_crosses_under_autocast_weighs_what_it_is_sent_in() -> None:
+    chain, costs, _ = of_kind("Autocast")
+    values = {v.name: v for v in chain.values}
+    for name, width in (("linear", 4), ("linear_1", 2)):
+        shape = costs[name].shape
+        assert shape is not None
+        assert (values[name].forward_bytes, values[name].backward_bytes) == (width * np.prod(shape),) * 2
+
+
 def test_a_value_names_its_readers_and_its_gradient() -> None:
     chain, _, _ = chain_of(captured(lambda module, h: module.fc2(torch.relu(h)) + h))
     values = {v.name: v for v in chain.values}
