@@ -149,7 +149,8 @@ def _worker_lines(about: Explained, at: int) -> Iterator[str]:
     yield f"  devices: {_other_orders(about, at)}"
     yield f"  memory: {_fullest(worker)}"
     if worker.unused:
-        yield f"  unused: {', '.join(d.id for d in worker.unused)}: no partition with them has a smaller bottleneck"
+        why = "no partition with them has a smaller bottleneck" if worker.optimal else "the best plan found needs none"
+        yield f"  unused: {', '.join(d.id for d in worker.unused)}: {why}"
 
 
 def _recompute_lines(about: Explained, worker: PlannedWorker) -> Iterator[str]:

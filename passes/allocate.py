@@ -21,7 +21,8 @@ _KEYS = ("virtual_workers", "ordered")
 class Group:
     """The devices of one virtual worker.
 
-    ``ordered``: stage i must run on the i-th device; otherwise the partitioner chooses the order.
+    ``ordered``: the stages run on these devices in this order, though some may have no stage; otherwise the partitioner
+    chooses the order.
     """
 
     devices: tuple[Device, ...]

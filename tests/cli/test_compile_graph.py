@@ -79,6 +79,25 @@ def test_a_plan_without_a_model(files, capsys):
     assert sum(server["memory_bytes"] for server in plan["servers"]) == 6000
 
 
+@pytest.mark.parametrize("ordered", ["true", "false"])
+def test_a_device_that_only_slows_the_plan_down_is_named(files, capsys, ordered):
+    """Of a virtual worker's devices one is useless: in the order that the group fixes, too, the plan does without."""
+    graph_path, cluster, out = files
+    times = {"titan-v": 1.0, "*": 1000.0}
+    nodes = [{"id": f"n{at}", "forward_ms": times, "backward_ms": times, "output_bytes": 1000} for at in range(4)]
+    graph_path.write_text(json.dumps({**graph(), "nodes": nodes, "edges": [{"from": "n0", "to": "n3"}]}))
+    groups = out.with_name("groups.yaml")
+    groups.write_text(f"virtual_workers: [[n0:0, n0:1, n1:0]]\nordered: {ordered}\n")
+    asked = (graph_path, "--cluster", cluster, "-o", out, "--policy", groups, "--explain-plan")
+    assert run(cli.command, *asked) == 0
+    shown = capsys.readouterr().out
+    assert "unused devices: n0:1" in shown
+    assert "unused: n0:1: no partition with them has a smaller bottleneck" in shown
+    plan = json.loads((out / "plan.json").read_text())
+    assert plan["unused_devices"] == ["n0:1"]
+    assert sorted(stage["device"] for stage in plan["virtual_workers"][0]["stages"]) == ["n0:0", "n1:0"]
+
+
 def test_inspect_shows_it(files, capsys):
     graph_path, cluster, out = files
     assert run(cli.command, graph_path, "--cluster", cluster, "-o", out) == 0
