@@ -1,4 +1,4 @@
-"""Shared by all tests: one thread, so that results repeat bit for bit; and no test fails because the machine is busy."""
+"""Shared by all tests: one thread, so that results repeat bit for bit; a busy machine makes no test fail."""
 
 from __future__ import annotations
 
