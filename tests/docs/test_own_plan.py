@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from hetpipe_compiler.compiler import compile
+from hetpipe_compiler.options import CompileOptions, with_decisions
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "own-plan.md").read_text()
 CLUSTER = """
@@ -93,10 +96,11 @@ def test_the_decisions_shown_are_of_the_form(here: Path) -> None:
 
 @pytest.mark.parametrize("policy", ["NP", "ED", "HD", "auto"])
 def test_decisions_given_back_make_the_same_plan(here: Path, policy: str) -> None:
-    compile_here(here, "--policy", policy)
-    before = {name: (here / "out" / name).read_bytes() for name in ("plan.json", "decisions.yaml", "schedule.csv")}
-    compile_here(here, "--decisions", "out/decisions.yaml")
-    assert {name: (here / "out" / name).read_bytes() for name in before} == before
+    graph, cluster, out = here / "g.json", here / "c.yaml", here / "out"
+    compile(graph, cluster, out, options=CompileOptions(policy=policy))
+    before = {name: (out / name).read_bytes() for name in ("plan.json", "decisions.yaml", "schedule.csv")}
+    compile(graph, cluster, out, options=with_decisions(CompileOptions(), out / "decisions.yaml"))
+    assert {name: (out / name).read_bytes() for name in before} == before
 
 
 def test_links_lead_somewhere() -> None:
