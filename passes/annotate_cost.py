@@ -194,7 +194,33 @@ _CLASSES = (
 )
 
 
+#: Operators with functions that take many instructions an element. (Backwards of tanh and sigmoid only multiply.)
+_TRANSCENDENTAL = frozenset(
+    {
+        *("gelu", "gelu_backward", "silu", "silu_backward", "mish", "mish_backward", "softplus", "elu", "tanh"),
+        *(
+            "sigmoid",
+            "exp",
+            "exp2",
+            "expm1",
+            "log",
+            "log1p",
+            "log2",
+            "log10",
+            "erf",
+            "erfc",
+            "sin",
+            "cos",
+            "tan",
+            "pow",
+        ),
+    }
+)
+
+
 def _operator_class(name: str) -> str:
+    if name.removeprefix("aten::").rstrip("_") in _TRANSCENDENTAL:
+        return "transcendental"
     return next((kind for kind, parts in _CLASSES if any(part in name for part in parts)), "elementwise")
 
 

@@ -15,7 +15,21 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class Efficiency(NamedTuple):
+    """What an operator class reaches of a device.
+
+    Attributes:
+        compute, memory: Shares of the peaks, in (0, 1].
+        serial: Share of the shorter of computing and moving bytes that is not hidden behind the longer, in [0, 1]: 0 is
+            the roofline, 1 is one after the other, as a single CPU thread does it.
+    """
+
+    compute: float
+    memory: float
+    serial: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -33,8 +47,8 @@ class DeviceKind:
         launch_overhead_us: Time an operation takes however small it is.
         reserve_bytes: Held by the driver and the framework.
         source: Where the figures come from, for people; no part of `Cluster.digest`.
-        efficiencies: (operator class, compute, memory): shares of the peaks for classes that were calibrated
-            (`hetpipe_compiler.ir.costs.OPERATOR_CLASSES`); the others have the two above.
+        efficiencies: For operator classes that were calibrated (`hetpipe_compiler.ir.costs.OPERATOR_CLASSES`); the
+            others have the two shares above.
     """
 
     name: str
@@ -49,19 +63,19 @@ class DeviceKind:
     launch_overhead_us: float
     reserve_bytes: int
     source: str
-    efficiencies: tuple[tuple[str, float, float], ...] = ()
+    efficiencies: tuple[tuple[str, Efficiency], ...] = ()
 
     @property
     def is_cpu(self) -> bool:
         """Whether stages live in the host's own memory: the kind is named ``cpu``, or ``cpu-`` and more."""
         return self.name == "cpu" or self.name.startswith("cpu-")
 
-    def efficiency(self, operator_class: str) -> tuple[float, float]:
-        """Shares of the compute and of the memory peak that operators of a class reach."""
-        for name, compute, memory in self.efficiencies:
+    def efficiency(self, operator_class: str) -> Efficiency:
+        """What operators of a class reach."""
+        for name, efficiency in self.efficiencies:
             if name == operator_class:
-                return compute, memory
-        return self.compute_efficiency, self.memory_efficiency
+                return efficiency
+        return Efficiency(self.compute_efficiency, self.memory_efficiency)
 
 
 @dataclass(frozen=True)
@@ -199,7 +213,10 @@ class Cluster:
 def _kind_dict(kind: DeviceKind) -> dict[str, Any]:
     figures = {k: v for k, v in asdict(kind).items() if k not in ("name", "efficiencies")}
     if kind.efficiencies:
-        figures["efficiencies"] = {name: {"compute": c, "memory": m} for name, c, m in kind.efficiencies}
+        figures["efficiencies"] = {
+            name: {"compute": e.compute, "memory": e.memory} | ({"serial": e.serial} if e.serial else {})
+            for name, e in kind.efficiencies
+        }
     return figures
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
-from hetpipe_compiler.ir.cluster import DeviceKind, Link
+from hetpipe_compiler.ir.cluster import DeviceKind, Efficiency, Link
 from hetpipe_compiler.ir.config_file import shown, user_message
 
 _BYTES = {"bytes": 1, "mib": 2**20, "gb": 10**9, "gib": 2**30}
@@ -83,10 +83,13 @@ def _one_of(expected: str, **types: type | tuple[type, ...]) -> Discriminator:
 Positive = Annotated[float, _figure()]
 NonNegative = Annotated[float, _figure(low_allowed=True)]
 Share = Annotated[float, _figure(high=1.0)]
+ShareFromZero = Annotated[float, _figure(low_allowed=True, high=1.0)]
 Bandwidth = Annotated[float, _figure(infinite=True)]
 Count = Annotated[int, BeforeValidator(_count)]
 Text = Annotated[str, BeforeValidator(_text)]
-OperatorClass = Literal["matrix", "convolution", "attention", "normalisation", "embedding", "elementwise"]
+OperatorClass = Literal[
+    "matrix", "convolution", "attention", "normalisation", "embedding", "transcendental", "elementwise"
+]
 
 
 class Spec(BaseModel):
@@ -110,10 +113,11 @@ class LinkSpec(Spec):
 
 
 class EfficiencySpec(Spec):
-    """Shares of the peaks that one operator class reaches."""
+    """What one operator class reaches: see `hetpipe_compiler.ir.cluster.Efficiency`."""
 
     compute: Share
     memory: Share
+    serial: ShareFromZero = 0.0
 
 
 class KindSpec(Spec):
@@ -150,7 +154,7 @@ class KindSpec(Spec):
                 if amount is not None:
                     given[f"{size}_bytes"] = round(amount * factor)
         if given.get("efficiencies") is not None:
-            given["efficiencies"] = tuple((n, e["compute"], e["memory"]) for n, e in given["efficiencies"].items())
+            given["efficiencies"] = tuple((n, Efficiency(**e)) for n, e in given["efficiencies"].items())
         # null only says something where a kind can lack a rate; elsewhere it is as good as not given.
         rates = ("tf32_tflops", "bf16_tflops", "fp16_tflops")
         return {key: value for key, value in given.items() if value is not None or key in rates}

@@ -11,7 +11,15 @@ if TYPE_CHECKING:
 
 
 #: Operators that reach about the same share of a device's peaks.
-OPERATOR_CLASSES = ("matrix", "convolution", "attention", "normalisation", "embedding", "elementwise")
+OPERATOR_CLASSES = (
+    "matrix",
+    "convolution",
+    "attention",
+    "normalisation",
+    "embedding",
+    "transcendental",
+    "elementwise",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +39,10 @@ class Work:
     operator_class: str = "elementwise"
 
     def ms(self, kind: DeviceKind) -> float:
-        """Roofline: the larger of computing and moving bytes, plus the launch (Williams et al., CACM 2009)."""
+        """Roofline: the larger of computing and moving bytes, plus the launch (Williams et al., CACM 2009).
+
+        Plus the share of the smaller that the class does not overlap: `hetpipe_compiler.ir.cluster.Efficiency`.
+        """
         peak_tflops = kind.fp32_tflops
         if self.dtype == "bfloat16" and kind.bf16_tflops:
             peak_tflops = kind.bf16_tflops
@@ -40,10 +51,11 @@ class Work:
         elif self.dtype == "float32" and self.operator_class == "convolution" and kind.tf32_tflops:
             # What PyTorch does unless told otherwise: TF32 in cuDNN's convolutions, FP32 in matrix products.
             peak_tflops = kind.tf32_tflops
-        compute, memory = kind.efficiency(self.operator_class)
-        compute_s = self.flops / (peak_tflops * 1e12 * compute)
-        memory_s = self.bytes / (kind.memory_bandwidth_gb_s * 1e9 * memory)
-        return max(compute_s, memory_s) * 1e3 + kind.launch_overhead_us * 1e-3
+        reached = kind.efficiency(self.operator_class)
+        compute_s = self.flops / (peak_tflops * 1e12 * reached.compute)
+        memory_s = self.bytes / (kind.memory_bandwidth_gb_s * 1e9 * reached.memory)
+        busy_s = max(compute_s, memory_s) + reached.serial * min(compute_s, memory_s)
+        return busy_s * 1e3 + kind.launch_overhead_us * 1e-3
 
 
 @dataclass(frozen=True, slots=True)

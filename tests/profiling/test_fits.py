@@ -6,22 +6,27 @@ import numpy as np
 import pytest
 
 from hetpipe_compiler.errors import ClusterError
-from hetpipe_compiler.ir.cluster import Cluster, DeviceKind
+from hetpipe_compiler.ir.cluster import Cluster, DeviceKind, Efficiency
 from hetpipe_compiler.ir.costs import NodeCost, Work
 from hetpipe_compiler.ir.profile_file import Operator, Profile
 from hetpipe_compiler.profiling.calibrate import Peaks, calibrate
 from hetpipe_compiler.profiling.links import SIZES, fit_link, measure_local
 
-TRUE = (("matrix", 0.8, 0.9), ("convolution", 0.5, 0.6), ("normalisation", 0.2, 0.4), ("elementwise", 0.3, 0.8))
+TRUE = (
+    ("matrix", Efficiency(0.8, 0.9)),
+    ("convolution", Efficiency(0.5, 0.6, 1.0)),
+    ("normalisation", Efficiency(0.2, 0.4)),
+    ("elementwise", Efficiency(0.3, 0.8)),
+)
 KIND = DeviceKind("k", 1 << 34, 2.0, None, None, None, 100.0, 0.5, 0.5, 10.0, 0, "", TRUE)
 
 
 def made():
     """Operators of each class on both sides of the ridge, with the times that `KIND` would take."""
     costs, operators = [], {}
-    for name, _, _ in TRUE:
+    for name, _ in TRUE:
         for at, (flops, size) in enumerate(
-            [(10**9, 10**6), (10**10, 10**6), (10**6, 10**8), (10**6, 10**7), (100, 400)]
+            [(10**9, 10**6), (10**10, 10**6), (10**6, 10**8), (10**6, 10**7), (10**9, 10**8), (100, 400)]
         ):
             work = Work(flops, size, "float32", name)
             cost = NodeCost((work,), (work, work), size, (1,), "float32", True, key=f"{name}{at}")
@@ -34,17 +39,17 @@ def test_calibration_recovers_efficiencies():
     fit = calibrate(*made(), Peaks(KIND.fp32_tflops, KIND.memory_bandwidth_gb_s))
     assert fit.peaks == Peaks(2.0, 100.0)
     assert fit.launch_overhead_us == pytest.approx(10.0, rel=0.05)
-    for name, compute, memory in TRUE:
-        assert fit.classes[name].compute == pytest.approx(compute, rel=0.05)
-        assert fit.classes[name].memory == pytest.approx(memory, rel=0.05)
+    for name, reached in TRUE:
+        assert tuple(fit.classes[name].efficiency) == pytest.approx(tuple(reached), rel=0.05)
         assert fit.classes[name].error < 0.05
+        assert fit.classes[name].nine_tenths < 0.1
 
 
 def test_a_device_faster_than_its_peaks_raises_them():
     fit = calibrate(*made(), Peaks(0.1, 1.0))
     assert fit.peaks.fp32_tflops == pytest.approx(2.0 * 0.8, rel=0.05)
     assert fit.peaks.memory_bandwidth_gb_s == pytest.approx(100.0 * 0.8, rel=0.05)
-    assert all(f.compute <= 1 and f.memory <= 1 for f in fit.classes.values())
+    assert all(max(f.efficiency) <= 1 for f in fit.classes.values())
 
 
 def test_the_snippet_is_a_cluster_files(tmp_path):
@@ -53,9 +58,10 @@ def test_the_snippet_is_a_cluster_files(tmp_path):
     (tmp_path / "c.yaml").write_text(nodes + fit.to_yaml("mine", 8 * 10**9, "a test"))
     cluster = Cluster.load(tmp_path / "c.yaml")
     (kind,) = cluster.kinds()
-    assert kind.efficiency("matrix") == pytest.approx((0.8, 0.9), rel=0.05)
+    assert tuple(kind.efficiency("matrix")) == pytest.approx((0.8, 0.9, 0.0), rel=0.05)
+    assert kind.efficiency("convolution").serial == 1.0
     # A class that was not measured has the uniform pair.
-    assert kind.efficiency("embedding") == (kind.compute_efficiency, kind.memory_efficiency)
+    assert kind.efficiency("embedding") == (kind.compute_efficiency, kind.memory_efficiency, 0.0)
     assert Cluster.from_dict(cluster.to_dict()) == cluster
     assert (
         cluster.digest()
