@@ -293,8 +293,8 @@ def _functionalize(graph: fx.Graph, storages: Storages) -> None:
         # before would miss the change once the operator is functional.
         if any(order[user] > order[node] for other in others for user in other.users):
             continue
-        # The batch and the model's state are others' too.
-        if any(s.op in ("get_attr", "placeholder") for s in (*others, target)) or not _same_result(node, target, twin):
+        # The model's state outlives the call; the batch is the stage's own.
+        if any(s.op == "get_attr" for s in (*others, target)) or not _same_result(node, target, twin):
             continue
         storages.replaced(node, _replace(graph, node, target, twin, order))
 

@@ -6,6 +6,7 @@ The kinds are those of public issues around splitting models. All are tiny, and 
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -633,6 +634,19 @@ class OwnFunction(nn.Module):
         return self.head(SavesMemory.apply(self.a(x), 2))
 
 
+class Inference(nn.Module):
+    """A frozen front under ``inference_mode``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.front, self.a, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.inference_mode():
+            h = torch.relu(self.front(x))
+        return self.head(torch.tanh(self.a(h.clone())))
+
+
 class QuietWrite(nn.Module):
     """Written under ``no_grad``, where it keeps its gradient."""
 
@@ -867,7 +881,7 @@ KINDS: dict[str, Kind] = {
             InplaceNet, CompareInplace, FrozenLoRA, UnusedEven, MixedDtype, Autocast, NoGrad, BranchyDAG, OptionalArgs,
             ConstInForward, RandomInForward, NoInputFirst, CalledTwice, BufferWrites, WritesBatch, Parametrized,
             DropPath, OldWeightNorm, LazyCache, KeepsForPeople, FixedBatch, SizesCross, Layouts, Checkpointed,
-            Reentrant, OwnFunction, QuietWrite, LerpInplace,
+            Reentrant, OwnFunction, Inference, QuietWrite, LerpInplace,
             KeptWhole, KeptWholeTwice, OwnBackward,
         )
     },
@@ -1073,6 +1087,27 @@ class Straight(torch.autograd.Function):
         return gradient
 
 
+class PythonRandom(_Head):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        return self.head(h * 2 if random.random() < 0.5 else h)
+
+
+class Seeded(_Head):
+    def forward(self, x: Tensor) -> Tensor:
+        torch.manual_seed(7)  # HP112
+        return self.head(self.a(x) + torch.rand(WIDTH))
+
+
+class OwnGenerator(_Head):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.a(x) + torch.rand(WIDTH, generator=self.generator))
+
+
 class StraightThrough(_Head):
     def forward(self, x: Tensor) -> Tensor:
         return self.head(Straight.apply(self.a(x)))  # HP119
@@ -1135,7 +1170,7 @@ REFUSED: dict[str, Kind] = {
             BranchOnValue, Condition, Counter, PlainState, BooleanIndex, ItemInForward, WritesParameter,
             WritesParameterView, CumulativeNorm, EarlyAutocast,
             WritesPlain, BufferOfParameter, WritesSharedBuffer, ListedParameter, StraightThrough, HooksGradient,
-            ParameterHook, ModuleHook,
+            ParameterHook, ModuleHook, PythonRandom, Seeded, OwnGenerator,
             KeepsLast, Resized, Keyword, SharedMemory, DetachedLoss, WrongShape,
         )
     },

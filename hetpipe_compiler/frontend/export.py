@@ -28,6 +28,7 @@ from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from hetpipe_compiler.errors import WorkloadError
+from hetpipe_compiler.frontend.frozen_calls import refusing_other_random_numbers, watched_calls
 from hetpipe_compiler.frontend.idle_python import idle_python
 from hetpipe_compiler.frontend.load import user_line
 from hetpipe_compiler.frontend.own_gradients import OwnGradients
@@ -77,15 +78,16 @@ class _Observed:
 class _ObservedStep(TrainingStep):
     """A training step that notes what its call does to plain attributes."""
 
-    def __init__(self, step: TrainingStep, observed: _Observed) -> None:
+    def __init__(self, step: TrainingStep, observed: _Observed, path: Path) -> None:
         torch.nn.Module.__init__(self)
         self.__dict__.update(step.__dict__)
-        self._observed = observed
+        self._observed, self._path = observed, path
 
     def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
         self._observed.before = _plain_attributes(self)
         buffers = [(module, dict(module._buffers)) for module in self.modules()]
-        loss = super().forward(*tensors)
+        with refusing_other_random_numbers(self._path):
+            loss = super().forward(*tensors)
         for module, before in buffers:
             _write_assigned(module, before)
         self._observed.after = _plain_attributes(self)
@@ -131,8 +133,8 @@ def export_step(
         Exception: Whatever export raises.
     """
     observed, gradients = _Observed(), OwnGradients(path)
-    with gradients.watched():
-        program, note = _export(_ObservedStep(step, observed), tensors)
+    with gradients.watched(), watched_calls(path):
+        program, note = _export(_ObservedStep(step, observed, path), tensors)
     gradients.check()
     for module, name in observed.replaced_tensors():
         full = f"{module}.{name}".lstrip(".")
@@ -161,7 +163,7 @@ def _refuse_counters(
     try:
         for (module, name), value in changed.items():
             setattr(modules[module], name, value)
-        again, _ = _export(_ObservedStep(step, next_call), tensors)
+        again, _ = _export(_ObservedStep(step, next_call, path), tensors)
     finally:
         for (module, name), value in old.items():
             setattr(modules[module], name, value)

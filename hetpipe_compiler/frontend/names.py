@@ -72,6 +72,13 @@ class Names:
         """The name of what a ``get_attr`` node reads; what is not the model's own becomes a constant."""
         if target.startswith(_MODEL) and target[len(_MODEL) :] in self._first:
             return self._first[target[len(_MODEL) :]]
+        if not isinstance(value, torch.Tensor):
+            raise WorkloadError(
+                "HP112",
+                f"forward reads a {type(value).__name__} of its own, which a stage module cannot hold",
+                where=self._where,
+                hint="let random operators draw from torch's own generator",
+            )
         if id(value) in self._own:  # reached by another way than its name, such as through a list
             return self._own[id(value)]
         if value.numel() and _memory(value) in self._memory:

@@ -54,11 +54,11 @@ class OwnGradients:
             if cls is CheckpointFunction:
                 return _checkpointed(*args)
             if not cls.__module__.startswith("torch.") and cls not in self._calls:
-                self._calls[cls] = tuple(pytree.tree_map(_description, args)), self._line()
+                self._calls[cls] = tuple(pytree.tree_map(_description, args)), line_of(self.path)
             return applied.__get__(None, cls)(*args, **kwargs)
 
         def register_hook(_: torch.Tensor, __: Any) -> Any:
-            raise _refusal("forward hangs a hook on a gradient", self._line())
+            raise _refusal("forward hangs a hook on a gradient", line_of(self.path))
 
         with (
             mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)),
@@ -77,9 +77,11 @@ class OwnGradients:
             if not same:
                 raise _refusal(f"{function.__name__} has a backward that is not its forward's derivative", line)
 
-    def _line(self) -> str:
-        own = [f for f in traceback.extract_stack() if Path(f.filename).resolve() == self.path.resolve()]
-        return f"{self.path}:{own[-1].lineno}" if own else str(self.path)
+
+def line_of(path: Path) -> str:
+    """The line of the user's file that is running."""
+    own = [f for f in traceback.extract_stack() if Path(f.filename).resolve() == path.resolve()]
+    return f"{path}:{own[-1].lineno}" if own else str(path)
 
 
 def _checkpointed(function: Any, _preserve: bool, *args: Any) -> Any:

@@ -38,6 +38,8 @@ def test_stages_compute_what_the_model_computes(name: str, tmp_path: Path) -> No
     idle = {f"buffer {b.name}" for b in plan.buffers} - {
         f"buffer {n}" for s in plan.virtual_workers[0].stages for n in s.buffers
     }
+    before = dict(loaded.workload.model().named_buffers())
+    assert all(torch.equal(expected[name], before[name.removeprefix("buffer ")]) for name in idle)
     assert max(len(w.stages) for w in plan.virtual_workers) > 1
     for worker in plan.virtual_workers:
         found = chained(folder, loaded, worker.index)
@@ -80,6 +82,9 @@ EXPECTED = {
     "BufferOfParameter": ("HP116", "'a.weight' and buffer 'follows' share memory"),
     "WritesSharedBuffer": ("HP116", "buffer 'row', which shares memory with 'table'"),
     "ListedParameter": ("HP116", "the memory of 'a.weight'"),
+    "PythonRandom": ("HP112", "random numbers of Python or NumPy"),
+    "Seeded": ("HP112", "sets the seed"),
+    "OwnGenerator": ("HP112", "a Generator of its own"),
     "StraightThrough": ("HP119", "Straight has a backward"),
     "HooksGradient": ("HP119", "hangs a hook"),
     "ParameterHook": ("HP119", "parameter 'a.weight' has a hook"),

@@ -217,3 +217,11 @@ def test_real_weights_follow_the_seed() -> None:
     one, two, other = (build_real(loaded, seed).state_dict()["0.weight"] for seed in (1, 1, 2))
     assert torch.equal(one, two)
     assert not torch.equal(one, other)
+
+
+def test_a_loss_with_state_needs_no_real_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its values are the user's own object's: the copy that is captured has lost them."""
+    monkeypatch.setattr(capturing, "build_real", lambda *_: pytest.fail("built for real"))
+    found = of_kind("LossWithState")
+    (value,) = found.constant_values.values()
+    assert torch.equal(value, torch.linspace(0.5, 1, models.CLASSES))

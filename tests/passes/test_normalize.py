@@ -162,3 +162,23 @@ def test_storages_follow_views_and_reads_of_one_attribute() -> None:
     state = next(n for n in graph.nodes if n.target == "state")
     assert storages.of(state) is storages.of(by["view"])
     assert storages.of(state) is not storages.of(by["linear"])
+
+
+def test_a_view_of_unwritten_memory_becomes_a_reshape() -> None:
+    def then(_: object, h: Tensor) -> Tensor:
+        written = h * 2
+        view = written.view(-1)
+        written.add_(1)
+        return h.view(2, -1).sum() + view
+
+    names = [name for name in operators(then) if name.startswith(("view", "reshape"))]
+    assert names == ["view.default", "reshape.default"]
+
+
+def test_what_may_share_memory_elsewhere_counts_as_sharing() -> None:
+    """Here the transpose is copied; where kernels lay out their results otherwise it may be contiguous as it is."""
+    graph = captured(lambda _, h: h.t().contiguous() + 1).graph_module.graph
+    storages = Storages(graph)
+    by = {n.name: n for n in graph.nodes}
+    assert by["contiguous"].meta["val"].untyped_storage()._cdata != by["t"].meta["val"].untyped_storage()._cdata
+    assert storages.of(by["contiguous"]) is storages.of(by["t"])
