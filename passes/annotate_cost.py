@@ -323,8 +323,9 @@ class _CostInterpreter(fx.Interpreter):
     def _measure_opaque(self, node: fx.Node, call: OpaqueCall) -> Any:
         """Run the user's own module on the example's values: only they say what it does."""
         args, _ = self.fetch_args_kwargs_from_env(node)
-        given = [t.detach().requires_grad_(meta.requires_grad) for t, meta in zip(call.example, args[1], strict=True)]
-        pairs = zip(call.example, args[1], strict=True)
+        pairs = list(zip(call.example, args[1], strict=True))
+        with unset_fake_temporarily():
+            given = [t.detach().requires_grad_(m.requires_grad) for t, m in pairs]
         self._saver.stands_for = {t.untyped_storage()._cdata: m.untyped_storage()._cdata for t, m in pairs}
         self._saver.excluded |= {t.untyped_storage()._cdata for t in call.own}
         self._saver.current, self._saver.casts = [], {}

@@ -23,6 +23,10 @@ def command(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="argument for workload(); may be repeated")
     ] = None,
+    opaque: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODULE", help="as for hetpipe-compile: not looked into, so not measured"),
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N")] = "cpu",
     threads: Annotated[int, typer.Option(help="CPU threads to compute with", min=1)] = 1,
     seconds: Annotated[float, typer.Option(help="to measure each operator for, at least", min=0.0)] = 0.1,
@@ -51,7 +55,7 @@ def command(
         raise typer.BadParameter("name the device kind that is measured: --kind")
     if model is None and not calibrate:
         raise typer.BadParameter("give a model.py, or --calibrate, or --links")
-    _profile(model, kind, out, settings or [], (device, threads, seconds, again), calibrate)
+    _profile(model, kind, out, settings or [], opaque or [], (device, threads, seconds, again), calibrate)
 
 
 def _profile(
@@ -59,6 +63,7 @@ def _profile(
     kind: str,
     out: Path,
     settings: list[str],
+    opaque: list[str],
     how: tuple[str, int, float, bool],
     calibrate: bool,
 ) -> None:
@@ -75,7 +80,7 @@ def _profile(
         usable_device(how[0])
         status.update("capture")
         path = model or Path(calibration_model.__file__)
-        costs, calls = calls_of(load_workload(path, parse_settings(settings)))
+        costs, calls = calls_of(load_workload(path, parse_settings(settings)), opaque)
     columns = (TextColumn("{task.description:40.40}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=errors, transient=True) as progress:
         task = progress.add_task("", total=None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,10 +47,14 @@ class ProfileOptions:
     on_progress: Callable[[int, int, str], Any] = lambda _done, _all, _key: None
 
 
-def calls_of(loaded: LoadedWorkload) -> tuple[dict[str, NodeCost], dict[str, NodeCall]]:
-    """Costs of the nodes, and one call for each distinct key, of the graph that hetpipe-compile would cut."""
+def calls_of(loaded: LoadedWorkload, opaque: Sequence[str] = ()) -> tuple[dict[str, NodeCost], dict[str, NodeCall]]:
+    """Costs of the nodes, and one call for each distinct key, of the graph that hetpipe-compile would cut.
+
+    Submodules that are kept whole (``opaque``) have no call: made-up arguments would say nothing of what depends on
+    values.
+    """
     compilation = Compilation(_any_cluster())
-    compilation.captured = capture(loaded)
+    compilation.captured = capture(loaded, opaque=opaque)
     Normalize().run(compilation)
     return count_calls(compilation.captured)
 

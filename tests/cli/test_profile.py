@@ -14,6 +14,25 @@ from hetpipe_compiler.cli.boundary import run_app, single_command
 
 MODEL = Path(__file__).parents[1] / "profiling" / "small_model.py"
 
+BRANCHES = """import torch
+from torch import nn
+from hetpipe_compiler import Workload
+
+
+class Sign(nn.Module):
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+
+
+def workload():
+    return Workload(
+        model=lambda: nn.Sequential(nn.Linear(4, 4), Sign(), nn.Linear(4, 1)),
+        loss=lambda out, _: out.mean(),
+        example=(torch.ones(2, 4), torch.ones(2)),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    )
+"""
+
 
 def run(*arguments: object) -> int:
     app = single_command(cli.command)
@@ -30,6 +49,17 @@ def test_it_writes_a_profile(tmp_path, capsys):
     assert (content["kind"], content["backend"], content["threads"]) == ("cpu", "cpu", 1)
     assert any("[2, 6, 16]" in key for key in content["operators"])
     assert "written" in capsys.readouterr().err
+
+
+def test_what_is_kept_whole_is_not_measured(tmp_path, capsys):
+    model, out = tmp_path / "model.py", tmp_path / "p.json"
+    model.write_text(BRANCHES)
+    assert run(model, "--kind", "cpu", "-o", out, "--seconds", "0") == 2
+    assert "--opaque 1" in capsys.readouterr().err
+    assert run(model, "--kind", "cpu", "-o", out, "--seconds", "0", "--opaque", "1") == 0
+    operators = json.loads(out.read_text())["operators"]
+    assert operators
+    assert not [key for key in operators if "opaque" in key]
 
 
 def test_calibration_of_a_model(tmp_path, capsys):

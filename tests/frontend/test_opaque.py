@@ -99,6 +99,17 @@ def test_work_and_saved_bytes_are_those_of_the_example() -> None:
     assert {s.producer for s in cost.saved} == {"linear", "parts_0"}
 
 
+def test_under_autocast_it_runs_on_real_values_too() -> None:
+    def call(part: Any, h: Tensor) -> Tensor:
+        with torch.autocast(h.device.type, torch.bfloat16):
+            return part(h).float()
+
+    costs = count_costs(normalize(looked_at(until_small, call)))
+    result = next(cost for name, cost in costs.items() if name.startswith("getitem"))
+    assert (result.dtype, result.shape) == ("bfloat16", (3, 4))
+    assert {w.dtype for w in costs["parts_0"].forward if w.operator_class == "matrix"} == {"bfloat16"}
+
+
 def test_a_result_that_had_no_gradient_on_the_example_can_have_one() -> None:
     def sometimes(part: Any, h: Tensor) -> Tensor:
         return h.detach() if float(h.detach().sum()) > -1e9 else part.fc(h)
