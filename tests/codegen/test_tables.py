@@ -32,6 +32,21 @@ def test_no_line_is_wider_than_the_terminal_and_no_number_is_cut(width: int) -> 
         assert text.count("…") == 0
 
 
+def test_stages_that_recompute_are_marked_and_explained() -> None:
+    (worker, *others) = node_partition().virtual_workers
+    first, *rest = worker.stages
+    stages = (first.model_copy(update={"recompute": True}), *rest)
+    changed = node_partition().model_copy(
+        update={"virtual_workers": (worker.model_copy(update={"stages": stages}), *others)}
+    )
+    before, after = (plan_text(plan, width=120).splitlines() for plan in (node_partition(), changed))
+    marked = [line for line in after if " 4 r " in line]
+    assert len(marked) == 1
+    assert "n0:0" in marked[0]
+    assert "r: keeps its inputs only; its backward runs its forward again first" in after
+    assert len(after) == len(before) + 1
+
+
 def test_alike_virtual_workers_are_shown_once_and_unlike_ones_apart() -> None:
     assert plan_text(equal_distribution(), width=120).count("virtual worker") == 1
     assert plan_text(node_partition(), width=120).count("virtual worker") == 2

@@ -97,6 +97,13 @@ def test_frozen_tensors_stay_wherever_they_are_read() -> None:
     assert {p.name for p in of_kind("FrozenLoRA")[0].parameters} == {"down", "up"}
 
 
+def test_running_again_needs_the_batch_and_the_buffers_that_change() -> None:
+    chain, _, _ = of_kind("BufferWrites")
+    x, y = models.vectors()
+    assert sum(chain.replay) == x.nbytes + y.nbytes + 5 * models.WIDTH * 4
+    assert chain.replay[0] >= x.nbytes + y.nbytes
+
+
 def test_numbers_cross_without_a_gradient() -> None:
     chain, _, _ = of_kind("SizesCross")
     sizes = [v for v in chain.values if v.forward_bytes == 0]

@@ -90,6 +90,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Plan]:
         splits=(("head",), ("b",)),
         seed=5,
         opaque=("settle",),
+        recompute="always",
         verify=True,
     )
     return folder, compile(folder / "model.py", folder / "c.yaml", folder / "plan", options=options).plan
@@ -118,6 +119,7 @@ def test_interpreter_and_processes_train_as_the_oracle_does(compiled: tuple[Path
     torch.set_num_threads(1)
     stage = next(s for w in plan.virtual_workers for s in w.stages if "settle.gain" in s.parameters)
     assert stage.in_flight > 1, "weight versions should be in play"
+    assert not stage.recompute, "what else the module keeps or draws is unknown: it cannot run again"
     carried = [p.name for s in plan.virtual_workers[1].stages for p in s.inputs if p.kind == "parameter"]
     assert carried == ["shared_settle_layer_weight"], "a weight of the module should be used in another stage"
     expected = _oracle(folder, plan)
