@@ -160,7 +160,7 @@ def _recompute_lines(about: Explained, worker: PlannedWorker) -> Iterator[str]:
         if not stage.recompute:
             continue
         sums = stage_sums(about.chain, worker.order[slice(*stage.blocks)])
-        plain = stage_memory(sums, stage.in_flight, stage.device.kind, rule)["total"]
+        plain = stage_memory(sums, stage.in_flight, stage.device.kind, rule, worker.nm)["total"]
         yield (
             f"  recompute: stage {at} runs its forward again ({stage.forward_ms:.3f} ms of its backward) to hold"
             f" {stage.memory['total'] / _GB:.2f} GB instead of {plain / _GB:.2f};"

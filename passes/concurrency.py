@@ -337,7 +337,7 @@ class _Planner:
         ``recompute``: per stage; None: as the rule says.
         """
         space = self.space
-        stages = planned_stages(space, found, LEANEST.vector(nm, len(found.stages)))
+        stages = planned_stages(space, found, LEANEST.vector(nm, len(found.stages)), nm)
         activation_ms, gradient_ms = message_ms(self.chain.permuted(found.order), stages, self.cluster)
         forward_ms = np.array([stage.forward_ms for stage in stages])
         backward_ms = np.array(
@@ -347,14 +347,14 @@ class _Planner:
         floor_ms = float((forward_ms + backward_ms).max())
         if candidates is None:
             limits = tuple(
-                max(w for w in range(1, nm + 1) if w == 1 or space.fits_alone(stage, index, w))
+                max(w for w in range(1, nm + 1) if w == 1 or space.fits_alone(stage, index, w, nm))
                 for stage, index in zip(found.stages, found.classes, strict=True)
             )
             candidates = vectors(nm, limits)
         best: tuple[int, ...] = ()
         period_ms = np.inf
         for vector in candidates:
-            again = recompute or space.recompute_flags(found, vector)
+            again = recompute or space.recompute_flags(found, vector, nm)
             costs = PipelineCosts(
                 forward_ms, backward_ms + np.where(again, forward_ms, 0.0), activation_ms, gradient_ms
             )
@@ -366,7 +366,7 @@ class _Planner:
                 best, period_ms = vector, candidate_ms
             if period_ms <= floor_ms * (1 + _PERIOD_GAIN):
                 break
-        stages = planned_stages(space, found, best, recompute)
+        stages = planned_stages(space, found, best, nm, recompute)
         return PlannedWorker(
             stages=stages,
             nm=nm,

@@ -29,7 +29,7 @@ def does_not_fit(chain: BlockChain, search: Search, nm: int, *, by_hand: bool, l
     devices = search.classes.assign(attempt.classes)
     vector = LEANEST.vector(nm, len(devices))
     parts = [
-        stage_memory(search.sums(blocks), w, device.kind, search.memory_rule)
+        stage_memory(search.sums(blocks), w, device.kind, search.memory_rule, nm)
         for blocks, device, w in zip(attempt.stages, devices, vector, strict=True)
     ]
     over = [part["total"] - part["capacity"] for part in parts]

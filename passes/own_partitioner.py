@@ -54,7 +54,7 @@ class OwnPartitioner:
         for at, (blocks, device, w) in enumerate(
             zip(stages, devices, LEANEST.vector(problem.nm, len(stages)), strict=True)
         ):
-            if not space.fits_alone(blocks, classes[at], w):
+            if not space.fits_alone(blocks, classes[at], w, problem.nm):
                 over = problem.memory_bytes(blocks, device, w) - device.kind.memory_bytes
                 message = (
                     f"stage {at} on {device.id} ({device.kind.name}) is over its memory by {over / _MIB:.1f} MiB"

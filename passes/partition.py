@@ -141,7 +141,7 @@ def partition(
     found = space.fastest(nm, in_flight_rule)
     if found is None:
         raise does_not_fit(chain, space, nm, by_hand=split is not None)
-    stages = planned_stages(space, found, in_flight_rule.vector(nm, len(found.stages)))
+    stages = planned_stages(space, found, in_flight_rule.vector(nm, len(found.stages)), nm)
     used = {stage.device.id for stage in stages}
     unused = tuple(device for device in group.devices if device.id not in used)
     bottleneck_ms = max(stage.stage_ms for stage in stages)
@@ -149,10 +149,10 @@ def partition(
 
 
 def planned_stages(
-    space: Search, found: Found, in_flight: Sequence[int], recompute: Sequence[bool] | None = None
+    space: Search, found: Found, in_flight: Sequence[int], nm: int, recompute: Sequence[bool] | None = None
 ) -> tuple[PlannedStage, ...]:
     """The stages of ``found`` with devices, times and memory; which of them ``recompute`` (None: as the rule says)."""
-    recompute = recompute or space.recompute_flags(found, tuple(in_flight))
+    recompute = recompute or space.recompute_flags(found, tuple(in_flight), nm)
     devices = space.classes.assign(found.classes)
     stages = []
     for index, (blocks, device, w) in enumerate(zip(found.stages, devices, in_flight, strict=True)):
@@ -171,7 +171,7 @@ def planned_stages(
                 receive_ms=receive_ms,
                 stage_ms=max(compute_ms, receive_ms) if space.line.overlapped else compute_ms + receive_ms,
                 receives_bytes=sums.received + sums.returned,
-                memory=stage_memory(sums, w, device.kind, space.memory_rule, recompute=recompute[index]),
+                memory=stage_memory(sums, w, device.kind, space.memory_rule, nm, recompute=recompute[index]),
                 in_flight=w,
                 recompute=recompute[index],
             )
@@ -179,9 +179,9 @@ def planned_stages(
     return tuple(stages)
 
 
-def slowest_ms(space: Search, found: Found, in_flight: Sequence[int]) -> float:
+def slowest_ms(space: Search, found: Found, in_flight: Sequence[int], nm: int) -> float:
     """The bottleneck of ``found`` with these minibatches in flight."""
-    return max(stage.stage_ms for stage in planned_stages(space, found, in_flight))
+    return max(stage.stage_ms for stage in planned_stages(space, found, in_flight, nm))
 
 
 def _neighbour_ms(space: Search, classes: tuple[int, ...], stage: int, neighbour: int, n_bytes: int) -> float:

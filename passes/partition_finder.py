@@ -35,7 +35,7 @@ class Finder:
         """The optimum under a rule: an optimum with fewer minibatches in flight stays one where it is as fast."""
         if (nm, rule) not in self._found:
             known = [f for f in (leaner, self._found.get((nm - 1, rule))) if f is not None]
-            fitting = (f for f in known if self._stays(f, rule.vector(nm, len(f.stages))))
+            fitting = (f for f in known if self._stays(f, rule.vector(nm, len(f.stages)), nm))
             held = next(fitting, None) or self._without(nm, rule)
             self._found[nm, rule] = held or self.space.fastest(nm, rule)
         return self._found[nm, rule]
@@ -66,11 +66,11 @@ class Finder:
                 return replace(found, lower_bound=min(found.lower_bound, most.lower_bound))
         return None
 
-    def _stays(self, found: Found, in_flight: tuple[int, ...]) -> bool:
-        fits = self.space.fits(found, in_flight)
+    def _stays(self, found: Found, in_flight: tuple[int, ...], nm: int) -> bool:
+        fits = self.space.fits(found, in_flight, nm)
         if not fits or self.space.memory_rule.recompute is Recompute.NEVER:
             return fits
-        return slowest_ms(self.space, found, in_flight) <= found.objective * (1 + ROUNDING)
+        return slowest_ms(self.space, found, in_flight, nm) <= found.objective * (1 + ROUNDING)
 
     def lower_bound_ms(self, nm: int) -> float:
         """For every plan with ``nm`` in flight: the leanest rule's vector is the least of all."""

@@ -71,7 +71,7 @@ class PartitionProblem:
 
         If ``memory_rule`` lets it, a stage that would exceed that recomputes: its forward time then counts twice.
         """
-        return stage_memory(stage_sums(self.chain, blocks), in_flight, device.kind, self.memory_rule)["total"]
+        return stage_memory(stage_sums(self.chain, blocks), in_flight, device.kind, self.memory_rule, self.nm)["total"]
 
     def stage_ms(
         self, blocks: Collection[int], device: Device, before: Device | None = None, after: Device | None = None

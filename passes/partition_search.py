@@ -129,23 +129,25 @@ class Search:
             self._sums[stage] = stage_sums(self.chain, stage)
         return self._sums[stage]
 
-    def recomputes(self, stage: tuple[int, ...], device_class: int, in_flight: int) -> bool:
+    def recomputes(self, stage: tuple[int, ...], device_class: int, in_flight: int, nm: int) -> bool:
         """Whether that class runs the forward of the stage again before its backward."""
-        return recomputes(self.sums(stage), in_flight, self.classes.kinds[device_class], self.memory_rule)
+        return recomputes(self.sums(stage), in_flight, self.classes.kinds[device_class], self.memory_rule, nm)
 
-    def recompute_flags(self, plan: Found, in_flight: tuple[int, ...]) -> tuple[bool, ...]:
+    def recompute_flags(self, plan: Found, in_flight: tuple[int, ...], nm: int) -> tuple[bool, ...]:
         """Whether each stage of ``plan`` does."""
-        return tuple(map(self.recomputes, plan.stages, plan.classes, in_flight))
+        stages = zip(plan.stages, plan.classes, in_flight, strict=True)
+        return tuple(self.recomputes(stage, at, w, nm) for stage, at, w in stages)
 
-    def fits_alone(self, stage: tuple[int, ...], device_class: int, in_flight: int) -> bool:
+    def fits_alone(self, stage: tuple[int, ...], device_class: int, in_flight: int, nm: int) -> bool:
         """Whether that class has room for the stage with so many minibatches in flight."""
         kind = self.classes.kinds[device_class]
         available = kind.memory_bytes - reserve_bytes(self.chain, kind)
-        return total_bytes(self.sums(stage), in_flight, kind, self.memory_rule) <= available
+        return total_bytes(self.sums(stage), in_flight, kind, self.memory_rule, nm) <= available
 
-    def fits(self, plan: Found, in_flight: tuple[int, ...]) -> bool:
+    def fits(self, plan: Found, in_flight: tuple[int, ...], nm: int) -> bool:
         """Whether every stage of ``plan`` has room for its minibatches in flight."""
-        return all(map(self.fits_alone, plan.stages, plan.classes, in_flight))
+        stages = zip(plan.stages, plan.classes, in_flight, strict=True)
+        return all(self.fits_alone(stage, at, w, nm) for stage, at, w in stages)
 
     def recomputing(self, recompute: Recompute) -> Search:
         """The same search where other stages recompute."""

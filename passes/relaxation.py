@@ -103,7 +103,7 @@ def _held(sets: SetArrays, memory: MemoryArrays) -> FloatArray:
     held = np.tile(frozen, (len(memory.in_flight), 1))
     for slot, in_flight in enumerate(memory.in_flight if memory.whole else ()):
         versions = int(in_flight) if in_flight > 1 else 0
-        held[slot] += parameters * (versions + 2 + memory.own_sums + memory.optimizer_factor)
+        held[slot] += parameters * (versions + 2 + memory.own_sums[slot] + memory.optimizer_factor)
         held[slot] += saved * (in_flight if memory.recompute == NEVER else 1)
     return held
 

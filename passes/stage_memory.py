@@ -9,17 +9,21 @@ weights         P + frozen parameters, buffers and constants
 versions        w P: a ring of w stashed copies beside the master; none with w = 1, which computes on the master
 gradients       P
 optimizer       P x optimizer_factor
-own_sums        3 P: the wave in progress, the one pushed last, and the update being made; reproducible mode keeps
-                D + 1 waves: (D + 2) P
+own_sums        the wave in progress and the update being made, 2 P; the wave pushed last too, 3 P, if it may lack an
+                answer while the next one begins (see below); reproducible mode keeps D + 1 waves: (D + 2) P
 activations     w A; A where the stage recomputes (`hetpipe_compiler.runtime.recompute`)
 boundary        w x the forward values received + one copy of the gradients received and sent
 replay          where the stage recomputes w x what its forward needs to run again beside the values received: the
                 batch on the first stage, buffers that it changes; else 0
 workspace       the most that one node needs while it runs, backward or forward; or what the optimizer's step needs
                 beyond the A bytes that its minibatch has just set free, if that is more
-pulled          on a CPU P: pulled weights wait in host memory until the gate applies them; on a GPU 0
+pulled          on a CPU P, where pulled weights may wait in host memory during a backward; on a GPU 0
 reserve         what the device kind loses to its context and to fragmentation
 ==============  ============================================================================================
+
+The forward that waits for the answer to a push starts, whatever D is, at the latest when the stage has made Nm - w more
+updates since the push. With Nm - w = 0 nothing runs in between; with 1 a backward does while the answer may have come;
+with 2 or more a backward of the next wave does after an update of it.
 
 The parts do not all peak at once (gradients grow while activations go), so their sum bounds the peak from above.
 A chain with ``resident`` says a stage's memory itself: then that sum is all there is, and it stands under ``weights``.
@@ -87,10 +91,15 @@ class MemoryRule:
         """The rule for ``chain``'s optimizer."""
         return cls(chain.optimizer_factor, staleness, reproducible, chain.step_factor, chain.loop_factor, recompute)
 
-    @property
-    def own_sums(self) -> int:
-        """Sums of own waves that a stage keeps and the update being made, in multiples of P."""
-        return (self.staleness + 1 if self.reproducible else 2) + 1
+    def own_sums(self, in_flight: int, nm: int | None) -> int:
+        """Sums of own waves that a stage keeps and the update being made, in multiples of P; None: the most."""
+        if self.reproducible:
+            return self.staleness + 2
+        return 3 if nm is None or nm - in_flight > 1 else 2
+
+    def pulls(self, in_flight: int, nm: int | None) -> bool:
+        """Whether pulled weights may wait while a backward runs; None: if ever."""
+        return self.reproducible or nm is None or nm > in_flight
 
     def step_bytes(self, parameters: int, largest_parameter: int, *, on_cpu: bool) -> int:
         """What the optimizer's step allocates for a moment."""
@@ -98,15 +107,22 @@ class MemoryRule:
 
 
 def stage_memory(
-    sums: StageSums, in_flight: int, kind: DeviceKind, rule: MemoryRule, *, recompute: bool | None = None
+    sums: StageSums,
+    in_flight: int,
+    kind: DeviceKind,
+    rule: MemoryRule,
+    nm: int | None = None,
+    *,
+    recompute: bool | None = None,
 ) -> dict[str, int]:
     """Bytes of every part of a stage on a device of ``kind``, with ``total`` and ``capacity``.
 
+    ``nm``: minibatches in flight in the virtual worker; None: as many as need most.
     ``recompute``: whether the stage does; None: as ``rule`` says.
     """
     if recompute is None:
-        recompute = recomputes(sums, in_flight, kind, rule)
-    parts = _parts(sums, in_flight, kind, rule, recompute=recompute)
+        recompute = recomputes(sums, in_flight, kind, rule, nm)
+    parts = _parts(sums, in_flight, kind, rule, nm, recompute=recompute)
     parts["reserve"] = kind.reserve_bytes if sums.resident is None else 0
     parts["total"] = sum(parts[name] for name in PARTS)
     parts["capacity"] = kind.memory_bytes
@@ -118,22 +134,24 @@ def reserve_bytes(chain: BlockChain, kind: DeviceKind) -> int:
     return kind.reserve_bytes if chain.resident is None else 0
 
 
-def total_bytes(sums: StageSums, in_flight: int, kind: DeviceKind, rule: MemoryRule) -> int:
+def total_bytes(sums: StageSums, in_flight: int, kind: DeviceKind, rule: MemoryRule, nm: int | None = None) -> int:
     """The total without the reserve."""
-    return sum(_parts(sums, in_flight, kind, rule, recompute=recomputes(sums, in_flight, kind, rule)).values())
+    return sum(_parts(sums, in_flight, kind, rule, nm, recompute=recomputes(sums, in_flight, kind, rule, nm)).values())
 
 
-def recomputes(sums: StageSums, in_flight: int, kind: DeviceKind, rule: MemoryRule) -> bool:
+def recomputes(sums: StageSums, in_flight: int, kind: DeviceKind, rule: MemoryRule, nm: int | None = None) -> bool:
     """Whether such a stage recomputes, by ``rule.recompute``; it need not fit even so."""
     if rule.recompute is Recompute.NEVER or in_flight == 1 or sums.resident is not None:
         return False
-    plain = sum(_parts(sums, in_flight, kind, rule, recompute=False).values())
+    plain = sum(_parts(sums, in_flight, kind, rule, nm, recompute=False).values())
     if rule.recompute is Recompute.WHERE_NEEDED and plain <= kind.memory_bytes - kind.reserve_bytes:
         return False
-    return sum(_parts(sums, in_flight, kind, rule, recompute=True).values()) < plain
+    return sum(_parts(sums, in_flight, kind, rule, nm, recompute=True).values()) < plain
 
 
-def _parts(sums: StageSums, in_flight: int, kind: DeviceKind, rule: MemoryRule, *, recompute: bool) -> dict[str, int]:
+def _parts(
+    sums: StageSums, in_flight: int, kind: DeviceKind, rule: MemoryRule, nm: int | None, *, recompute: bool
+) -> dict[str, int]:
     if sums.resident is not None:
         return dict.fromkeys(PARTS[:-1], 0) | {"weights": sums.resident}
     parameters = sums.parameters
@@ -143,10 +161,10 @@ def _parts(sums: StageSums, in_flight: int, kind: DeviceKind, rule: MemoryRule, 
         "versions": parameters * (in_flight if in_flight > 1 else 0),
         "gradients": parameters,
         "optimizer": math.ceil(parameters * rule.optimizer_factor),
-        "own_sums": parameters * rule.own_sums,
+        "own_sums": parameters * rule.own_sums(in_flight, nm),
         "activations": sums.saved * (1 if recompute else in_flight),
         "boundary": sums.received * in_flight + sums.returned + sums.sent_back,
         "replay": sums.replay * in_flight if recompute else 0,
         "workspace": max(sums.workspace, step - sums.saved),
-        "pulled": parameters if kind.is_cpu else 0,
+        "pulled": parameters if kind.is_cpu and rule.pulls(in_flight, nm) else 0,
     }

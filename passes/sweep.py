@@ -98,7 +98,7 @@ class MemoryArrays(NamedTuple):
 
     Attributes:
         in_flight: Distinct counts, ascending; ``slot_of`` a tail's length, and ``first_slot`` of a first stage.
-        optimizer_factor, own_sums, step_factor, loop_factor: As in `stage_memory.MemoryRule`.
+        optimizer_factor, step_factor, loop_factor: As in `stage_memory.MemoryRule`; own_sums, pulls: per count.
         recompute: Whether a stage may recompute: `NEVER`, `WHERE_NEEDED`, `ALWAYS`.
         whole: Whether the formula applies; else the held bytes are all.
     """
@@ -107,7 +107,8 @@ class MemoryArrays(NamedTuple):
     slot_of: IntArray
     first_slot: int
     optimizer_factor: float
-    own_sums: int
+    own_sums: IntArray
+    pulls: BoolArray
     step_factor: float
     loop_factor: float
     recompute: int
@@ -185,17 +186,17 @@ def _add(node: int, sign: int, nodes: NodeArrays, walk: Walk, now: IntArray) -> 
 
 
 @numba.njit(cache=True, inline="always")
-def _total(sums: IntArray, entry: int, in_flight: int, saved_copies: int, on_cpu: bool, memory: MemoryArrays) -> int:
+def _total(sums: IntArray, entry: int, slot: int, saved_copies: int, on_cpu: bool, memory: MemoryArrays) -> int:
     """Memory of a stage without the reserve and what a replay needs: `stage_memory`'s formula."""
     if not memory.whole:
         return int(sums[entry, 4])
-    parameters = sums[entry, 3]
-    total = parameters * (2 + memory.own_sums) + np.int64(np.ceil(parameters * memory.optimizer_factor))
+    parameters, in_flight = sums[entry, 3], memory.in_flight[slot]
+    total = parameters * (2 + memory.own_sums[slot]) + np.int64(np.ceil(parameters * memory.optimizer_factor))
     if in_flight > 1:
         total += parameters * in_flight
     step = sums[entry, 7] * memory.loop_factor if on_cpu else parameters * memory.step_factor
     total += max(sums[entry, 6], np.int64(np.ceil(step)) - sums[entry, 5])
-    if on_cpu:
+    if on_cpu and memory.pulls[slot]:
         total += parameters
     total += sums[entry, 4] + sums[entry, 5] * saved_copies + sums[entry, 0] * in_flight
     return int(total + sums[entry, 1] + sums[entry, 2])
@@ -218,6 +219,7 @@ def _reach(
         walk.inside[node] = (sets.inside[start, node >> 3] >> (node & 7)) & 1
     now = np.zeros(6, dtype=np.int64)
     count, steps, depth = 0, 0, 0
+    own_sums = memory.own_sums.min()
     walk.stamp[start] = start
     walk.path_set[0], walk.path_next[0] = start, sets.grow_starts[start]
     while depth >= 0:
@@ -245,7 +247,7 @@ def _reach(
         frozen = now[4] + sets.held[1, reached] - sets.held[1, start]
         saved = now[5] + sets.held[2, reached] - sets.held[2, start]
         # What only grows along the walk: without what crosses the stage's borders.
-        if parameters * (2 + memory.own_sums) + frozen + saved > most_available:
+        if parameters * (2 + own_sums) + frozen + saved > most_available:
             _add(node, -1, nodes, walk, now)
             continue
         depth += 1
@@ -326,10 +328,10 @@ def _on_class(
         slots, plain = 0, 0
         for slot in range(memory.in_flight.shape[0]):
             w = memory.in_flight[slot]
-            total = _total(walk.sums, entry, w, w, devices.on_cpu[a], memory)
+            total = _total(walk.sums, entry, slot, w, devices.on_cpu[a], memory)
             recompute = w > 1 and (always or (where_needed and total > devices.available[a]))
             if recompute:
-                less = _total(walk.sums, entry, w, 1, devices.on_cpu[a], memory)
+                less = _total(walk.sums, entry, slot, 1, devices.on_cpu[a], memory)
                 less += w * (sets.replay[end] - sets.replay[start])
                 recompute = less < total
                 total = less if recompute else total

@@ -11,7 +11,7 @@ from oracles.partition import stage_bytes, stage_ms
 OBJECTIVES = st.sampled_from(["hetpipe", "overlapped"])
 
 
-def check(plan, chain, cluster, oracle, *, w, objective="hetpipe", own_sums=3):
+def check(plan, chain, cluster, oracle, *, w, nm, objective="hetpipe", clocks=0):
     """The plan is legal, its figures are right, and it is as good as the oracle's (time, communication, memory)."""
     least, least_moved, least_memory = oracle
     devices, cuts = [stage.device for stage in plan.stages], [stage.blocks for stage in plan.stages]
@@ -26,7 +26,7 @@ def check(plan, chain, cluster, oracle, *, w, objective="hetpipe", own_sums=3):
     )
     for stage in plan.stages:
         assert stage.memory["total"] == stage_bytes(
-            moved, stage.blocks, stage.in_flight, stage.device, own_sums, stage.recompute
+            moved, stage.blocks, stage.in_flight, stage.device, nm, clocks, stage.recompute
         )
         assert stage.memory["total"] <= stage.memory["capacity"] == stage.device.kind.memory_bytes
     assert cuts[0][0] == 0

@@ -1,6 +1,6 @@
 """The partition of a block graph over unlike devices as an integer program, solved by scipy (HiGHS).
 
-For clusters whose links are all alike and without latency and devices that are no CPUs, one minibatch in flight, bytes
+For clusters whose links are all alike and without latency and devices that are no CPUs, Nm = 1, bytes
 that one block holds, and no workspace. The
 variables: block b in stage s on device d; value v received by stage s; gradient of v returned to stage s; bottleneck.
 """
@@ -14,7 +14,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import lil_matrix
 
 
-def least_bottleneck_ms(chain, cluster, *, own_sums=3, seconds=600):
+def least_bottleneck_ms(chain, cluster, *, own_sums=2, seconds=600):
     """The least bottleneck in milliseconds; None if nothing fits."""
     devices = cluster.devices
     n, count, values = len(chain.blocks), len(devices), chain.values

@@ -43,7 +43,7 @@ def _transfer_ms(cluster, a, b, n_bytes):
     return n_bytes / (link.bandwidth_gb_s * 1e6) + link.latency_us / 1e3
 
 
-def stage_bytes(chain, cut, in_flight, device, own_sums=3, recompute=False):
+def stage_bytes(chain, cut, in_flight, device, nm, clocks=0, recompute=False):
     """Memory of a stage, part by part.
 
     ``recompute``: what is saved once, but for each minibatch in flight what the forward needs to run again.
@@ -56,22 +56,30 @@ def stage_bytes(chain, cut, in_flight, device, own_sums=3, recompute=False):
     read = [v for v in chain.values if v.producer < lo and any(lo <= c < hi for c in v.consumers)]
     made = [v for v in chain.values if lo <= v.producer < hi and v.consumers[-1] >= hi]
     total = device.kind.reserve_bytes + held(chain.frozen)
-    total += parameters * (1 + 1 + own_sums) + math.ceil(parameters * chain.optimizer_factor)
+    total += parameters * (1 + 1 + _own_sums(nm - in_flight, clocks)) + math.ceil(parameters * chain.optimizer_factor)
     if in_flight > 1:
         total += parameters * in_flight
     total += in_flight * sum(v.forward_bytes for v in read) + (1 if recompute else in_flight) * held(chain.saved)
     total += in_flight * sum(chain.replay[lo:hi]) if recompute else 0
-    total += _moment_bytes(chain, range(lo, hi), parameters, held(chain.saved), device.kind.name)
+    total += _moment_bytes(
+        chain, range(lo, hi), parameters, held(chain.saved), device.kind.name, clocks or nm > in_flight
+    )
     return total + sum(v.backward_bytes for v in read) + sum(v.backward_bytes for v in made)
 
 
-def _moment_bytes(chain, blocks, parameters, saved, kind):
+def _own_sums(updates, clocks):
+    """Sums of waves kept, and the update being made. ``updates``: between a push and the forward that needs its answer;
+    ``clocks``: D + 1 of a reproducible run, or 0."""
+    return clocks + 1 if clocks else 2 + (updates >= 2)
+
+
+def _moment_bytes(chain, blocks, parameters, saved, kind, pulls):
     """What is held for a moment only, or (pulled weights) on a CPU only."""
     workspace = max((chain.workspace[b] for b in blocks), default=0) if chain.workspace else 0
     if kind != "cpu":
         return max(workspace, math.ceil(parameters * chain.step_factor) - saved)
     largest = max((p.bytes for p in chain.parameters if {*p.blocks} & {*blocks}), default=0)
-    return max(workspace, math.ceil(largest * chain.loop_factor) - saved) + parameters
+    return max(workspace, math.ceil(largest * chain.loop_factor) - saved) + (parameters if pulls else 0)
 
 
 def in_flight(nm, stages, growth):
@@ -116,7 +124,7 @@ def closed_masks(chain):
     return masks
 
 
-def _mask_bytes(chain, before, after, in_flight, kind, own_sums, recompute):
+def _mask_bytes(chain, before, after, in_flight, kind, nm, clocks, recompute):
     mine = after & ~before
     if chain.resident is not None:
         return sum(size for b, size in enumerate(chain.resident) if mine >> b & 1)
@@ -127,7 +135,7 @@ def _mask_bytes(chain, before, after, in_flight, kind, own_sums, recompute):
     total = (
         kind.reserve_bytes
         + held(chain.frozen)
-        + parameters * (2 + own_sums)
+        + parameters * (2 + _own_sums(nm - in_flight, clocks))
         + math.ceil(parameters * chain.optimizer_factor)
     )
     if in_flight > 1:
@@ -136,7 +144,7 @@ def _mask_bytes(chain, before, after, in_flight, kind, own_sums, recompute):
     if recompute:
         total += in_flight * sum(size for b, size in enumerate(chain.replay) if mine >> b & 1)
     blocks = [b for b in range(len(chain.blocks)) if mine >> b & 1]
-    total += _moment_bytes(chain, blocks, parameters, held(chain.saved), kind.name)
+    total += _moment_bytes(chain, blocks, parameters, held(chain.saved), kind.name, clocks or nm > in_flight)
     return total + sum(v.backward_bytes for v in read) + sum(v.backward_bytes for v in made)
 
 
@@ -147,7 +155,7 @@ def least_bottleneck(
     *,
     nm,
     growth,
-    own_sums=3,
+    clocks=0,
     ordered=False,
     boundaries=None,
     objective="hetpipe",
@@ -191,7 +199,7 @@ def least_bottleneck(
         if (w, kind, recomputed) not in sizes:
             table = np.zeros((count, count), dtype=np.int64)
             for i, j in zip(*np.nonzero(nested), strict=True):
-                table[i, j] = _mask_bytes(chain, masks[i], masks[j], w, kind, own_sums, recomputed)
+                table[i, j] = _mask_bytes(chain, masks[i], masks[j], w, kind, nm, clocks, recomputed)
             sizes[w, kind, recomputed] = table
         return sizes[w, kind, recomputed]
 
@@ -259,10 +267,10 @@ def least_overflow(chain, devices, *, nm, recompute=False):
     """
 
     def over(cut, w, device):
-        plain = stage_bytes(chain, cut, w, device) - device.kind.memory_bytes
+        plain = stage_bytes(chain, cut, w, device, nm) - device.kind.memory_bytes
         if plain <= 0 or w == 1 or not recompute:
             return plain
-        return min(plain, stage_bytes(chain, cut, w, device, recompute=True) - device.kind.memory_bytes)
+        return min(plain, stage_bytes(chain, cut, w, device, nm, recompute=True) - device.kind.memory_bytes)
 
     return min(
         max(over(c, k, d) for c, k, d in zip(cuts, in_flight(nm, len(cuts), 0), order, strict=True))
@@ -286,7 +294,9 @@ def least_bottleneck_by_orders(chain, cluster, devices, *, nm, growth):
         returned[lo, hi] = sum(v.backward_bytes for v in chain.values if lo <= v.producer < hi <= v.consumers[-1])
         for w in range(1, nm + 1):
             for device in {d.kind.name: d for d in devices}.values():
-                fits[lo, hi, w, device.kind.name] = stage_bytes(chain, (lo, hi), w, device) <= device.kind.memory_bytes
+                fits[lo, hi, w, device.kind.name] = (
+                    stage_bytes(chain, (lo, hi), w, device, nm) <= device.kind.memory_bytes
+                )
     least = INFINITE
     for count in range(1, min(n, len(devices)) + 1):
         w = in_flight(nm, count, growth)

@@ -64,7 +64,10 @@ def test_plans_keep_every_promise(chain, cluster, nm, staleness):
     for other in product(range(1, nm + 1), repeat=len(w)):
         if other[-1] == 1 and (len(w) == 1 or other[0] == nm) and list(other) == sorted(other, reverse=True):
             held = zip(worker.stages, other, strict=True)
-            if all(stage_bytes(moved, s.blocks, count, s.device) <= s.device.kind.memory_bytes for s, count in held):
+            if all(
+                stage_bytes(moved, s.blocks, count, s.device, worker.nm) <= s.device.kind.memory_bytes
+                for s, count in held
+            ):
                 assert worker.period_ms <= steady_period_ms(costs, other) * 1.0011
     assert worker.bottleneck_ms == max(stage.stage_ms for stage in worker.stages)
     bound = least_bottleneck(chain, cluster, cluster.devices, nm=nm, growth=0)[0]

@@ -40,8 +40,8 @@ ONE_F_ONE_B = InFlightRule(1.0)
     OBJECTIVES,
 )  # fmt: skip
 def test_equals_brute_force(chain, cluster, nm, rule, ordered, staleness, reproducible, objective):
-    own_sums = (staleness + 1 if reproducible else 2) + 1
-    options = {"nm": nm, "growth": rule.growth, "own_sums": own_sums, "ordered": ordered, "objective": objective}
+    clocks = staleness + 1 if reproducible else 0
+    options = {"nm": nm, "growth": rule.growth, "clocks": clocks, "ordered": ordered, "objective": objective}
     oracle = least_bottleneck(chain, cluster, cluster.devices, **options)
     group = Group(cluster.devices, ordered)
     options = {"nm": nm, "in_flight_rule": rule, "staleness": staleness, "reproducible": reproducible}
@@ -52,7 +52,7 @@ def test_equals_brute_force(chain, cluster, nm, rule, ordered, staleness, reprod
         return
     plan = partition(chain, group, cluster, objective=objective, **options)
     w = in_flight(nm, len(plan.stages), rule.growth)
-    check(plan, chain, cluster, oracle, w=w, objective=objective, own_sums=own_sums)
+    check(plan, chain, cluster, oracle, w=w, objective=objective, clocks=clocks, nm=nm)
     if ordered:
         devices = [stage.device for stage in plan.stages]
         assert devices == sorted(devices, key=cluster.devices.index)
@@ -68,7 +68,7 @@ def test_larger_graphs_equal_brute_force(chain, cluster, nm, rule, objective):
     group = Group(cluster.devices, False)
     plan = partition(chain, group, cluster, nm=nm, in_flight_rule=rule, objective=objective)
     w = in_flight(nm, len(plan.stages), rule.growth)
-    check(plan, chain, cluster, oracle, w=w, objective=objective)
+    check(plan, chain, cluster, oracle, w=w, nm=nm, objective=objective)
 
 
 @settings(max_examples=25, deadline=None)
@@ -247,12 +247,12 @@ def test_too_large_a_model_names_the_device_the_amount_and_the_way_out():
     with pytest.raises(PlanningError) as caught:
         partition(chain, Group(cluster.devices, False), cluster, nm=2, in_flight_rule=ONE_F_ONE_B)
     error = caught.value
-    # Stage 0: 3 MiB x (weights 1 + versions 2 + gradients 1 + own sums 3) + 1 MiB reserve = 22 of 10 MiB.
+    # Stage 0: 3 MiB x (weights 1 + versions 2 + gradients 1 + own sums 2) + 1 MiB reserve = 19 of 10 MiB.
     assert error.code == "HP301"
     assert error.where == "virtual worker of n0:0, n0:1"
     assert error.message == (
-        "toy does not fit with Nm = 2: in the best cut, stage 0 (layer0 to layer0) on n0:0 (tiny) is over by 12.0 MiB,"
-        " its largest part being own sums; all stages need 38 MiB, the devices have 20 MiB"
+        "toy does not fit with Nm = 2: in the best cut, stage 0 (layer0 to layer0) on n0:0 (tiny) is over by 9.0 MiB,"
+        " its largest part being versions; all stages need 32 MiB, the devices have 20 MiB"
     )
     assert (
         error.hint

@@ -29,12 +29,12 @@ def saving_chains(draw, most=7, least=1):
     return replace(chain, saved=tuple(replace(item, bytes=item.bytes * factor) for item in chain.saved))
 
 
-def check_flags(plan, chain, recompute, own_sums=3):
+def check_flags(plan, chain, recompute, nm):
     """A stage recomputes where it must (``always``: where that needs less memory), and nowhere else."""
     moved = chain.permuted(plan.order)
     for stage in plan.stages:
-        plain = stage_bytes(moved, stage.blocks, stage.in_flight, stage.device, own_sums)
-        less = stage_bytes(moved, stage.blocks, stage.in_flight, stage.device, own_sums, True)
+        plain = stage_bytes(moved, stage.blocks, stage.in_flight, stage.device, nm)
+        less = stage_bytes(moved, stage.blocks, stage.in_flight, stage.device, nm, recompute=True)
         wanted = recompute is Recompute.ALWAYS or plain > stage.device.kind.memory_bytes
         assert stage.recompute == (stage.in_flight > 1 and wanted and less < plain)
 
@@ -55,8 +55,8 @@ def test_equals_brute_force(chain, cluster, nm, rule, ordered, objective, recomp
         assert caught.value.code == "HP301"
         return
     plan = partition(chain, group, cluster, **options)
-    check(plan, chain, cluster, oracle, w=in_flight(nm, len(plan.stages), rule.growth), objective=objective)
-    check_flags(plan, chain, recompute)
+    check(plan, chain, cluster, oracle, w=in_flight(nm, len(plan.stages), rule.growth), nm=nm, objective=objective)
+    check_flags(plan, chain, recompute, nm)
 
 
 @settings(max_examples=30, deadline=None)

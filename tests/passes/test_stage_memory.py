@@ -106,6 +106,15 @@ def test_sums_of_own_waves(reproducible, staleness, sums):
     assert parts["own_sums"] == sums * 4 * 32 * 32
 
 
+@pytest.mark.parametrize(
+    ("nm", "in_flight", "sums", "pulled"),
+    [(1, 1, 2, 0), (4, 4, 2, 0), (2, 1, 2, 1), (4, 3, 2, 1), (3, 1, 3, 1), (4, 2, 3, 1), (7, 1, 3, 1)],
+)
+def test_what_waits_for_an_answer_depends_on_the_updates_until_it_is_needed(nm, in_flight, sums, pulled):
+    parts = stage_memory(stage_sums(mlp(2, 32, 1), (0,)), in_flight, kind("cpu"), MemoryRule(1.0), nm)
+    assert (parts["own_sums"], parts["pulled"]) == (sums * 4 * 32 * 32, pulled * 4 * 32 * 32)
+
+
 def test_workspace_is_that_of_the_block_which_needs_most():
     chain = replace(mlp(4, 32, 1), workspace=(7, 900, 30, 5), optimizer_factor=0.0)
     for stage, most in (((0,), 7), ((0, 1), 900), ((2, 3), 30), ((3,), 5)):
