@@ -21,7 +21,9 @@ from hetpipe_compiler.passes.auto import rate_bound
 from hetpipe_compiler.passes.concurrency import PlannedWorker
 from hetpipe_compiler.passes.device_classes import device_classes
 from hetpipe_compiler.passes.in_flight import LEANEST
+from hetpipe_compiler.passes.partition import relative_gap
 from hetpipe_compiler.passes.partition_search import Search, search
+from hetpipe_compiler.passes.proven_bound import uncoarsened_bound_ms
 from hetpipe_compiler.passes.stage_memory import MemoryRule, Recompute, stage_memory
 from hetpipe_compiler.passes.stage_sums import stage_sums
 
@@ -56,6 +58,7 @@ class Explained:
     """What the explanation is about.
 
     Attributes:
+        whole: The chain before components were merged into blocks; None where none were.
         replan: Plans the allocation again with something changed, all else as in the compilation.
         recost: Costs the plan as it stands with something changed.
         asked_nm: Whether Nm was given by hand.
@@ -75,6 +78,7 @@ class Explained:
     recompute: Recompute = Recompute.WHERE_NEEDED
     made_by: str = "search"
     fixed: bool = False
+    whole: BlockChain | None = None
 
     @property
     def overlapped(self) -> bool:
@@ -146,6 +150,8 @@ def _worker_lines(about: Explained, at: int) -> Iterator[str]:
         yield "  blocks: in the model's own order"
     else:
         yield f"  blocks: in another order; the model's own reaches {in_order:.3f} ms at best"
+    if about.whole is not None:
+        yield f"  coarsening: {_coarsening(about, about.whole, at)}"
     yield f"  devices: {_other_orders(about, at)}"
     yield f"  memory: {_fullest(worker)}"
     if worker.unused:
@@ -211,6 +217,25 @@ def _changed_kinds(cluster: Cluster, change: Callable[[DeviceKind], DeviceKind])
 def _of(cluster: Cluster, group: Group) -> Group:
     """The same devices of another version of the cluster."""
     return replace(group, devices=tuple(cluster.device(device.id) for device in group.devices))
+
+
+def _coarsening(about: Explained, whole: BlockChain, at: int) -> str:
+    """What a plan of blocks costs at most against the best plan of the components in them."""
+    worker, rule = about.workers[at], MemoryRule.of(whole, about.staleness, recompute=about.recompute)
+    bound_ms = uncoarsened_bound_ms(
+        whole,
+        about.allocation.groups[at],
+        about.cluster,
+        worker.nm,
+        rule,
+        worker.bottleneck_ms,
+        overlapped=about.overlapped,
+    )
+    above = relative_gap(worker.bottleneck_ms, bound_ms)
+    return (
+        f"{len(about.chain)} blocks of {len(whole)} components; costs at most {100 * above:.2f} %:"
+        f" no partition of the components has a bottleneck below {bound_ms:.3f} ms"
+    )
 
 
 def _search(about: Explained, group: Group, cluster: Cluster | None = None) -> Search:

@@ -48,8 +48,10 @@ class Shorten(Pass):
     max_blocks: int = 2048
 
     def run(self, compilation: Compilation) -> None:
-        assert compilation.chain is not None
-        compilation.chain = shorten_chain(compilation.chain, self.max_blocks)
+        whole = compilation.chain
+        assert whole is not None
+        compilation.chain = shorten_chain(whole, self.max_blocks)
+        compilation.whole = whole if len(compilation.chain) < len(whole) else None
 
 
 @no_cyclic_garbage()

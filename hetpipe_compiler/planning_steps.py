@@ -121,6 +121,7 @@ def plan_explanation(compilation: Compilation, options: CompileOptions) -> str |
     return explain_plan(
         Explained(
             chain=chain,
+            whole=compilation.whole,
             cluster=compilation.cluster,
             allocation=allocation,
             workers=workers,

@@ -32,6 +32,7 @@ class Compilation:
         captured: The fx graph (rewritten by `normalize`).
         costs: Cost of each node, by fx node name.
         components: Atomic components, in execution order.
+        whole: The planner's view before components were merged into blocks; None where none were.
         chain: The planner's view.
         allocation: Groups of devices, one a virtual worker.
         workers: Planned virtual workers.
@@ -42,6 +43,7 @@ class Compilation:
     captured: Captured | None = None
     costs: dict[str, NodeCost] | None = None
     components: Components | None = None
+    whole: BlockChain | None = None
     chain: BlockChain | None = None
     allocation: Allocation | None = None
     workers: tuple[PlannedWorker, ...] | None = None

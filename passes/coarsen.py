@@ -54,10 +54,18 @@ class Coarsen(Pass):
         assert components is not None
         kinds = compilation.cluster.kinds()
         groups = coarsen(components, costs, kinds, self.max_blocks)
+        compilation.chain = self._chain(compilation, groups)
+        if len(groups) < len(components.nodes):
+            compilation.whole = self._chain(compilation, components.nodes)
+
+    def _chain(self, compilation: Compilation, groups: Sequence[tuple[str, ...]]) -> BlockChain:
+        captured, costs, kinds = compilation.captured, compilation.costs, compilation.cluster.kinds()
+        assert captured is not None
+        assert costs is not None
         chain = build_chain(
             captured, costs, groups, kinds, name=self.model_name, optimizer_factor=self.optimizer_factor
         )
-        compilation.chain = replace(chain, step_factor=self.step_factor, loop_factor=self.loop_factor)
+        return replace(chain, step_factor=self.step_factor, loop_factor=self.loop_factor)
 
 
 def coarsen(

@@ -222,7 +222,10 @@ class CutSpace:
 
     def may_reach(self, nm: int, rule: InFlightRule, cap: float) -> tuple[bool, int]:
         """False if no plan is within ``cap`` (finite), for certain: see `relaxation`; and the work done."""
-        tails, work = self._tail_arrays(self._memory_arrays(nm, rule), cap)
+        try:
+            tails, work = self._tail_arrays(self._memory_arrays(nm, rule), cap)
+        except OutOfBudgetError:
+            return True, 0
         return tails is not None, work
 
     def _tail_arrays(self, memory: MemoryArrays, cap: float) -> tuple[TailArrays | None, int]:

@@ -29,6 +29,7 @@ from hetpipe_compiler.passes.closed_sets import ClosedSets, closed_sets, widest_
 from hetpipe_compiler.passes.cut_space import ROUNDING, Cut, CutSpace, OutOfBudgetError, cut_space
 from hetpipe_compiler.passes.device_classes import DeviceClasses, tails
 from hetpipe_compiler.passes.in_flight import InFlightRule
+from hetpipe_compiler.passes.proven_bound import bracket
 from hetpipe_compiler.passes.stage_memory import MemoryRule, Recompute, recomputes, reserve_bytes, total_bytes
 from hetpipe_compiler.passes.stage_sums import StageSums, stage_sums
 
@@ -38,10 +39,6 @@ _CAPS = (1.02, 1.1, 1.3, 1.7, 3.0)
 _SHARES = (1 / 4,)
 #: Cuts of the chain's own order that are looked at first.
 _COARSE_CUTS = 256
-#: The relaxation's first cap lies so far above the lower bound, and its last two caps so near each other (relative).
-_FIRST_STEP, _NEAR = 0.01, 5e-4
-#: Caps that the relaxation tries at most.
-_STEPS = 60
 _NO_LIMIT = 1 << 62
 #: More closed sets than this are not all searched.
 MAX_SETS = 200_000
@@ -184,7 +181,7 @@ class Search:
         self, space: CutSpace, nm: int, rule: InFlightRule, held: Cut | None, least: float
     ) -> Found | None:
         """The best over ``space``, given the best in the chain's order, ``held``, whose bottleneck is ``least``."""
-        below, first_cap, work = self._bracket(space, nm, rule, least)
+        below, first_cap, work = bracket(space, nm, rule, least, self.budget)
         if np.isinf(below) and self.complete:
             return None
         proven, budget = below if self.complete else self.lower_bound_ms, self.budget - work
@@ -209,25 +206,6 @@ class Search:
         if held is None:
             raise self._unknown(nm)
         return Found(held.stages, held.classes, least, min(proven, least))
-
-    def _bracket(self, space: CutSpace, nm: int, rule: InFlightRule, least: float) -> tuple[float, float, int]:
-        """Two caps: no plan is within the first; the second may allow one, or is ``least``. And the work done.
-
-        Where nothing is held and the relaxation allows no plan at all both are infinite.
-        """
-        below, above, step, work = self.lower_bound_ms, least, _FIRST_STEP, 0
-        if np.isinf(least):
-            some, work = space.may_reach(nm, rule, space.most_ms)
-            below, above = (below, space.most_ms) if some else (least, least)
-        for _ in range(_STEPS):
-            if below * (1 + _NEAR) >= above or work > self.budget:
-                break
-            cap = min(below * (1 + step), (below + above) / 2) or above / 2
-            some, done = space.may_reach(nm, rule, cap)
-            work += done
-            below, above = (below, cap) if some else (cap, above)
-            step *= 2
-        return below, above, work
 
     def _unknown(self, nm: int) -> PlanningError:
         return PlanningError(

@@ -13,6 +13,7 @@ from hetpipe_compiler.ir.blocks import CrossingValue
 from hetpipe_compiler.ir.cluster import Link
 from hetpipe_compiler.passes.allocate import Allocation, Group, RunnerUp, allocate
 from hetpipe_compiler.passes.decided import decided_workers, decisions_of
+from hetpipe_compiler.passes.merge_blocks import shorten_chain
 from hetpipe_compiler.passes.planning import PlannerOptions, plan_workers
 from hetpipe_compiler.passes.stage_memory import Recompute
 
@@ -100,6 +101,19 @@ def test_another_order_of_blocks_and_the_rest_of_auto():
     assert "12.5 samples/s NP" in text
     # 60 ms of computation on two devices.
     assert "no grouping of these devices exceeds 33.3 samples/s" in text
+
+
+def test_what_merging_into_blocks_costs_at_most():
+    """20 components of 1 ms in 3 blocks on 2 devices: 5 + 10 + 5, or the like, against 10 + 10."""
+    whole = chain_of({"k": [1.0] * 20})
+    cluster = cluster_of([[kind("k")] * 2], Link("l", 1.0, 0.0), Link("l", 1.0, 0.0))
+    text = text_of(shorten_chain(whole, 3), cluster, whole=whole)
+    found = re.search(
+        r"coarsening: 3 blocks of 20 components; costs at most ([\d.]+) %: no partition .* below 10.0", text
+    )
+    assert found is not None
+    assert 19 < float(found[1]) < 61
+    assert "coarsening" not in text_of(whole, cluster)
 
 
 @pytest.mark.parametrize("count", [1, 3])
