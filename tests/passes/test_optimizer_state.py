@@ -26,7 +26,9 @@ PARAMETERS = {
         (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), 1.0),
         (lambda p: torch.optim.AdamW(p, lr=0.1), 2.0),
         (lambda p: torch.optim.Adam(p, lr=0.1, amsgrad=True), 3.0),
+        (lambda p: torch.optim.AdamW(p, lr=0.1, amsgrad=True), 3.0),
         (lambda p: torch.optim.RMSprop(p, lr=0.1), 1.0),
+        (lambda p: torch.optim.RMSprop(p, lr=0.1, momentum=0.9, centered=True), 3.0),
         (lambda p: torch.optim.Adagrad(p, lr=0.1), 1.0),
     ],
 )

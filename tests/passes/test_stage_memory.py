@@ -71,6 +71,23 @@ def test_equal_layers_need_less_towards_the_end():
     assert plan.stages[-1].memory["versions"] == 0
 
 
+@pytest.mark.parametrize("optimizer_factor", [0.0, 1.0, 2.0, 3.0])
+@pytest.mark.parametrize("nm", [1, 2, 4, 6])
+def test_an_uneven_layout_of_equal_layers(optimizer_factor, nm):
+    """Layers 1-2-2-3 on four stages: each stage by its own layers and minibatches in flight, none by the mean."""
+    width, batch, layers = 64, 16, (1, 2, 2, 3)
+    weight, value = 4 * width * width, 4 * batch * width
+    first = 0
+    for stage, (count, w) in enumerate(zip(layers, (nm, min(nm, 3), min(nm, 2), 1), strict=True)):
+        sums = stage_sums(mlp(8, width, batch), range(first, first + count))
+        parts = stage_memory(sums, w, kind("card"), MemoryRule(optimizer_factor), nm)
+        # Master, gradients, the wave under way and the update being made; the wave pushed last if it may have to wait.
+        copies = 1 + 1 + 2 + optimizer_factor + (w if w > 1 else 0) + (nm - w >= 2)
+        borders = (stage > 0) * (w + 1) + (stage < 3)
+        assert parts["total"] == count * weight * copies + value * (count * w + borders)
+        first += count
+
+
 def test_the_heaviest_stage_counts_not_the_mean():
     """A device that the mean stage would fit is refused when the uneven chain's heaviest stage does not fit."""
     chain = chain_of({"card": [1.0] * 4}, parameters=[10 * MIB, 10 * MIB, 10 * MIB, 70 * MIB])
