@@ -48,7 +48,7 @@ def cluster(kinds: tuple[str, ...]) -> Cluster:
 
 def planned(model: str, kinds: tuple[str, ...], policy: str, folder: Path) -> Plan:
     """The plan of the default options."""
-    options = CompileOptions(policy=policy, weights=False)
+    options = CompileOptions(policy=policy, weights=False, recompute="never")  # as the paper's system
     where = folder / f"{model}-{policy}-{len(kinds)}"
     settings = {"batch_size": BATCH}
     return compile(EXAMPLES / model / "model.py", cluster(kinds), where, settings=settings, options=options).plan
