@@ -58,7 +58,7 @@ class Result:
         difference, allowed, dtype: Of the worst cut.
         evaluation: ``yes`` if the stages were compared in eval mode too, else why they do not run in it.
         reason: Why not passed, or why not compared in float64.
-        seconds: CPU time of the model's process.
+        cpu_s: CPU time of the model's process.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Result:
     evaluation: str = ""
     code: str = ""
     reason: str = ""
-    seconds: float = 0.0
+    cpu_s: float = 0.0
     note: str = ""
 
 
@@ -131,7 +131,7 @@ def check(name: str, *, random_cuts: int = 2, evaluation: bool = True) -> Result
         result.code, result.reason = error.code, _one_line(f"{error.where}: {error.message}")
     except Exception as error:
         result.reason = _one_line(f"{type(error).__name__}: {error}")
-    result.seconds = round(time.process_time() - start, 1)
+    result.cpu_s = round(time.process_time() - start, 1)
     return result
 
 

@@ -41,12 +41,13 @@ def render(
     refused = [r for r in rows if r["outcome"] == "refused"]
     failed = [r for r in rows if r["outcome"] == "FAIL"]
     exact = sum(r["difference"] == 0.0 for r in passed)
+    timed = [r["cpu_s"] for r in rows if r.get("cpu_s")]
     dates = sorted({r["date"] for r in rows})
     parts = [
         _HEAD,
         f"Run {dates[0] if len(dates) == 1 else f'{dates[0]} to {dates[-1]}'} on CPU with"
         f" {', '.join(f'{n} {v}' for n, v in versions.items())}; at most {memory_gb:g} GB a process;"
-        f" {sum(r['seconds'] for r in rows) / 60:.0f} minutes of CPU time in all.\n",
+        f" {sum(timed) / 60:.0f} minutes of CPU time for {len(timed)} of the models.\n",
         f"**{len(passed)} of {len(rows)} pass ({len(passed) / len(rows):.1%})**, {len(refused)} are refused,"
         f" {len(failed)} fail. {exact} are equal bit for bit;"
         f" {sum(r['dtype'] == 'float32' for r in passed)} are compared in float32.\n",
