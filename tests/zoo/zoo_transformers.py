@@ -34,6 +34,7 @@ OPAQUE = {
     "switch_transformers": ("*.experts",),
     "xmod": ("roberta.encoder.layer.[0-9].output",),
     "longformer": ("longformer.encoder",),
+    "led": ("led.encoder",),
     "ibert": ("*_act", "*_act[12]", "*_activation"),
 }
 
