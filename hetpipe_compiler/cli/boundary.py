@@ -29,8 +29,10 @@ def single_command(function: Callable[..., Any]) -> typer.Typer:
     """A typer application with one command and nothing else (no completion commands, no decorated tracebacks)."""
     import typer
 
+    from hetpipe_compiler.cli.grouped_help import GroupedHelp
+
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    app.command()(function)
+    app.command(cls=GroupedHelp)(function)
     return app
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,6 +33,11 @@ PASSES = (
 OBJECTIVES = ("hetpipe", "overlapped")
 RECOMPUTE = ("auto", "never", "always")
 
+#: Options by their headings in --help.
+_plan_option = partial(typer.Option, rich_help_panel="The plan")
+_model_option = partial(typer.Option, rich_help_panel="The model")
+_print_option = partial(typer.Option, rich_help_panel="What is printed")
+
 
 def command(
     model: Annotated[
@@ -39,21 +45,20 @@ def command(
     ],
     cluster: Annotated[Path | None, typer.Option(help="cluster file (YAML)", show_default=False)] = None,
     out: Annotated[Path, typer.Option("-o", "--out", help="plan folder to write")] = Path("out"),
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="argument for workload(); may be repeated")
-    ] = None,
     policy: Annotated[
-        str, typer.Option(help="virtual workers: NP, ED, HD, auto (the best found), or a groups file")
+        str,
+        _plan_option(help="virtual workers: NP, ED, HD, auto (the best found), or a groups file"),
     ] = "ED",
-    nm: Annotated[int | None, typer.Option(help="minibatches in flight (default: the planner's choice)")] = None,
-    staleness: Annotated[int, typer.Option("--staleness", "-D", help="D: clocks a virtual worker may be ahead")] = 0,
-    placement: Annotated[str, typer.Option(help="where parameters live: local or round-robin")] = "local",
+    nm: Annotated[int | None, _plan_option(help="minibatches in flight (default: the planner's choice)")] = None,
+    staleness: Annotated[int, _plan_option("--staleness", "-D", help="D: clocks a virtual worker may be ahead")] = 0,
+    placement: Annotated[str, _plan_option(help="where parameters live: local or round-robin")] = "local",
     update_scale: Annotated[
-        float | None, typer.Option(help="servers' factor on pushed updates (default: 1/N; the paper adds plainly: 1)")
+        float | None,
+        _plan_option(help="servers' factor on pushed updates (default: 1/N; the paper adds plainly: 1)"),
     ] = None,
     split: Annotated[
         list[str] | None,
-        typer.Option(
+        _plan_option(
             metavar="A,B,...",
             help="cut by hand: first node, module or block of each later stage; once for all"
             " virtual workers, or once for each",
@@ -61,59 +66,68 @@ def command(
     ] = None,
     partitioner: Annotated[
         str | None,
-        typer.Option(
+        _plan_option(
             metavar="NAME", help="make the stages by a function of your own: an entry point, or module:function"
         ),
     ] = None,
     decisions: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="take all decisions from an edited decisions.yaml of a plan folder"),
+        _plan_option(metavar="FILE", help="take all decisions from an edited decisions.yaml of a plan folder"),
     ] = None,
     objective: Annotated[
-        str, typer.Option(help="what a stage's time is: hetpipe (computation + transfers) or overlapped (the longer)")
+        str,
+        _plan_option(help="what a stage's time is: hetpipe (computation + transfers) or overlapped (the longer)"),
     ] = "hetpipe",
     recompute: Annotated[
         str,
-        typer.Option(
+        _plan_option(
             help="stages that keep their inputs only and run their forward again:"
             " auto (where memory needs it or it pays), never or always"
         ),
     ] = "auto",
-    explain_plan: Annotated[
-        bool,
-        typer.Option("--explain-plan", help="say why the plan is as it is: bottleneck, bound, limits, alternatives"),
-    ] = False,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="say what is captured of MODEL and plan nothing; needs no cluster")
-    ] = False,
-    memory: Annotated[
-        bool, typer.Option("--memory", help="also print what makes up each stage's memory, and the hosts'")
-    ] = False,
-    seed: Annotated[int, typer.Option(help="seed of the initial weights")] = 0,
-    no_weights: Annotated[bool, typer.Option("--no-weights", help="leave initial weights to hetpipe-run")] = False,
+    settings: Annotated[
+        list[str] | None,
+        _model_option("--set", metavar="NAME=VALUE", help="argument for workload(); may be repeated"),
+    ] = None,
+    seed: Annotated[int, _model_option(help="seed of the initial weights")] = 0,
+    no_weights: Annotated[bool, _model_option("--no-weights", help="leave initial weights to hetpipe-run")] = False,
     verify: Annotated[
         bool,
-        typer.Option("--verify", help="run the stages beside the model; write no plan that computes something else"),
+        _model_option("--verify", help="run the stages beside the model; write no plan that computes something else"),
     ] = False,
     opaque: Annotated[
         list[str] | None,
-        typer.Option(
+        _model_option(
             metavar="MODULE",
             help="keep this submodule whole, whatever its forward does: one node, run as it is; may be repeated",
         ),
     ] = None,
     profile: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="times that hetpipe-profile measured; may be repeated"),
+        _model_option(metavar="FILE", help="times that hetpipe-profile measured; may be repeated"),
     ] = None,
     export_graph: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="also write the model as a profiled graph (JSON)")
+        Path | None,
+        _model_option(metavar="FILE", help="also write the model as a profiled graph (JSON)"),
     ] = None,
+    explain_plan: Annotated[
+        bool,
+        _print_option("--explain-plan", help="say why the plan is as it is: bottleneck, bound, limits, alternatives"),
+    ] = False,
+    explain: Annotated[
+        bool,
+        _print_option("--explain", help="say what is captured of MODEL and plan nothing; needs no cluster"),
+    ] = False,
+    memory: Annotated[
+        bool,
+        _print_option("--memory", help="also print what makes up each stage's memory, and the hosts'"),
+    ] = False,
     dump_after: Annotated[
-        list[str] | None, typer.Option(metavar="PASS", help=f"print what a pass made: {', '.join(PASSES)}")
+        list[str] | None,
+        _print_option(metavar="PASS", help=f"print what a pass made: {', '.join(PASSES)}"),
     ] = None,
-    time_passes: Annotated[bool, typer.Option("--time-passes", help="print the seconds that each step took")] = False,
-    json: Annotated[bool, typer.Option("--json", help="print the plan as JSON instead of tables")] = False,
+    time_passes: Annotated[bool, _print_option("--time-passes", help="print the seconds that each step took")] = False,
+    json: Annotated[bool, _print_option("--json", help="print the plan as JSON instead of tables")] = False,
 ) -> None:
     """Plan the training of MODEL on a mixed cluster and write stage modules, schedule and weights."""
     _check(staleness, objective, recompute, dump_after or [])
