@@ -32,8 +32,6 @@ from torch._subclasses.fake_tensor import (
     unset_fake_temporarily,
 )
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.frontend.regions import Context, autocast_on_cpu, contexts_of, enter, uses_autocast
@@ -42,22 +40,11 @@ from hetpipe_compiler.ir.costs import GradientSum, NodeCost, SavedStorage, Work
 from hetpipe_compiler.ir.opaque import OpaqueCall, opaque_call
 from hetpipe_compiler.ir.source import source_place
 from hetpipe_compiler.passes.base import Compilation, Pass
-from hetpipe_compiler.passes.live_bytes import LiveBytes, NodeLives, storages, tensors_in
+from hetpipe_compiler.passes.live_bytes import NodeLives, storages, tensors_in
 from hetpipe_compiler.passes.node_key import node_key
 from hetpipe_compiler.passes.normalize import mutated_arguments
+from hetpipe_compiler.passes.operator_work import WorkMode, bytes_read, work_of
 from hetpipe_compiler.passes.storage_saver import StorageSaver
-
-#: Operators that move nothing: they rename, allocate lazily, or only look.
-_FREE = frozenset(
-    {"aten::detach", "aten::alias", "aten::lift_fresh", "aten::empty", "aten::sym_size", "aten::_unsafe_view"}
-)
-#: torch's formulas of attention for the kernels that it has none for, and of how many operands they take the shapes.
-_ATTENTION: dict[str, tuple[Callable[..., int], int]] = {
-    "aten::_scaled_dot_product_flash_attention_for_cpu": (sdpa_flop_count, 3),
-    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": (sdpa_backward_flop_count, 4),
-}
-#: Operators that pick from a table.
-_GATHERS = frozenset({"aten::embedding", "aten::index", "aten::index_select", "aten::gather"})
 
 
 @dataclass(frozen=True)
@@ -142,93 +129,6 @@ def _count(
     return counter
 
 
-class _WorkMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Collects the work of each operator that reaches a kernel, and the storages that operators make.
-
-    Attributes:
-        casts: Storage of a cast -> storage that was cast, and to what.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.work: list[Work] = []
-        self.live = LiveBytes()
-        self.casts: dict[int, tuple[int, torch.dtype]] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        out = func(*args, **kwargs)
-        if not func.is_view and func._schema.name not in _FREE:
-            self.work.append(_work_of(func, args, kwargs, out))
-        if func is torch.ops.aten._to_copy.default:
-            self.casts[out.untyped_storage()._cdata] = (args[0].untyped_storage()._cdata, out.dtype)
-        if not func.is_view:
-            self.live.note(tensors_in(out), tensors_in((args, kwargs)))
-        return out
-
-
-def _work_of(func: Any, args: Any, kwargs: Any, out: Any) -> Work:
-    outs = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
-    ins = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-    formula = flop_registry.get(func._overloadpacket)
-    if func._schema.name in _ATTENTION:
-        count, operands = _ATTENTION[func._schema.name]
-        flops = count(*(t.shape for t in args[:operands]))
-    else:
-        flops = int(formula(*args, **kwargs, out_val=out)) if formula else sum(t.numel() for t in outs)
-    unique = {id(t): t for t in (*ins, *outs)}
-    # A gather reads the rows that it picks, not the whole table.
-    most = sum(map(_bytes, outs)) if func._schema.name in _GATHERS else None
-    moved = sum(_bytes(t) if most is None else min(most, _bytes(t)) for t in unique.values())
-    dtype = next((t.dtype for t in (*outs, *ins) if t.is_floating_point()), torch.int64)
-    return Work(flops, moved, str(dtype).removeprefix("torch."), _operator_class(func._schema.name))
-
-
-#: Parts of operator names, in the order in which they are looked for.
-_CLASSES = (
-    ("attention", ("attention",)),
-    ("convolution", ("conv",)),
-    ("normalisation", ("norm", "softmax")),
-    ("embedding", ("embedding", "index", "gather", "scatter")),
-    ("matrix", ("mm", "matmul", "linear", "einsum", "dot", "addmv", "::mv")),
-)
-
-
-#: Operators with functions that take many instructions an element. (Backwards of tanh and sigmoid only multiply.)
-_TRANSCENDENTAL = frozenset(
-    {
-        *("gelu", "gelu_backward", "silu", "silu_backward", "mish", "mish_backward", "softplus", "elu", "tanh"),
-        *(
-            "sigmoid",
-            "exp",
-            "exp2",
-            "expm1",
-            "log",
-            "log1p",
-            "log2",
-            "log10",
-            "erf",
-            "erfc",
-            "sin",
-            "cos",
-            "tan",
-            "pow",
-        ),
-    }
-)
-
-
-def _operator_class(name: str) -> str:
-    if name.removeprefix("aten::").rstrip("_") in _TRANSCENDENTAL:
-        return "transcendental"
-    return next((kind for kind, parts in _CLASSES if any(part in name for part in parts)), "elementwise")
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    """Bytes that reading a tensor moves: an expanded one is read from its storage."""
-    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
-
-
 class _CostInterpreter(fx.Interpreter):
     """Runs each node on its own, forward and then its own backward; values travel on as leaves."""
 
@@ -280,7 +180,7 @@ class _CostInterpreter(fx.Interpreter):
         call: Callable[..., Any] = node.target if callable(node.target) else getattr(self.module, str(node.target))
         leaves, spec = pytree.tree_flatten((args, kwargs))
         inputs = [self._device if isinstance(leaf, torch.device) else _as_leaf(leaf) for leaf in leaves]
-        mode = _WorkMode()
+        mode = WorkMode()
         call_args, call_kwargs = pytree.tree_unflatten(inputs, spec)
         key = node_key(node.target, call_args, call_kwargs, contexts_of(node))
         self.calls.setdefault(key, NodeCall(node.target, contexts_of(node), tuple(inputs), spec))
@@ -299,8 +199,8 @@ class _CostInterpreter(fx.Interpreter):
         forward = tuple(mode.work)
         lives = NodeLives(mode.live.peak, mode.live.made, storages(given))
         # A view made under no_grad says that it requires a gradient, but none ever flows.
-        grad = next((c[1] for c in reversed(contexts_of(node)) if c[0] == "grad"), True)
-        differentiable = grad and any(isinstance(t, torch.Tensor) and t.requires_grad for t in pytree.tree_leaves(out))
+        grad = _grad_enabled(node)
+        differentiable = grad and any(t.requires_grad for t in tensors_in(out))
         backward = self._backward_of(key, out, inputs) if differentiable else _Backward()
         lives.backward = self._backward_bytes(node, backward)
         self._lives[node.name] = lives
@@ -310,11 +210,9 @@ class _CostInterpreter(fx.Interpreter):
             lambda t: _passed_on(t, differentiable, kept) if isinstance(t, torch.Tensor) else t, out
         )
         self._alive.append((out, value))
-        for leaf in pytree.tree_leaves(value):
-            if isinstance(leaf, torch.Tensor):
-                self._saver.owners.setdefault(leaf.untyped_storage()._cdata, node.name)
-        saved = tuple(SavedStorage(self._saver.owners.get(key, node.name), size) for key, size in self._saver.current)
-        self._note(node, value, forward, backward.work, differentiable or kept, saved, key)
+        for leaf in tensors_in(value):
+            self._saver.owners.setdefault(leaf.untyped_storage()._cdata, node.name)
+        self._note(node, value, forward, backward.work, differentiable or kept, self._saved_by(node), key)
         return value
 
     def _wants_gradient(self, node: fx.Node) -> bool:
@@ -329,7 +227,7 @@ class _CostInterpreter(fx.Interpreter):
         self._saver.stands_for = {t.untyped_storage()._cdata: m.untyped_storage()._cdata for t, m in pairs}
         self._saver.excluded |= {t.untyped_storage()._cdata for t in call.own}
         self._saver.current, self._saver.casts = [], {}
-        mode = _WorkMode()
+        mode = WorkMode()
         hooks = torch.autograd.graph.saved_tensors_hooks(self._saver.pack, lambda t: t)
         with unset_fake_temporarily(), autocast_on_cpu():
             with torch.enable_grad(), enter(contexts_of(node)), hooks, mode:
@@ -338,9 +236,7 @@ class _CostInterpreter(fx.Interpreter):
             backward = _run_backward(out, [*given, *call.own])
         lives.backward = self._backward_bytes(node, backward)
         # Whether a result has a gradient may depend on values: it has one if it can.
-        inputs = tensors_in(args)
-        grad = next((c[1] for c in reversed(contexts_of(node)) if c[0] == "grad"), True)
-        differentiable = grad and any(t.requires_grad for t in inputs)
+        differentiable = _grad_enabled(node) and any(t.requires_grad for t in tensors_in(args))
         value = []
         for real in tensors_in(out):
             leaf = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=self._device)
@@ -350,13 +246,18 @@ class _CostInterpreter(fx.Interpreter):
             lives.made[key] = lives.made.pop(real.untyped_storage()._cdata, 0)
         self._lives[node.name] = lives
         self._alive.append((out, value))
-        saved = tuple(SavedStorage(self._saver.owners.get(key, node.name), size) for key, size in self._saver.current)
-        self._note(node, value, tuple(mode.work), backward.work, differentiable, saved, f"opaque {call.module}")
+        saved, key = self._saved_by(node), f"opaque {call.module}"
+        self._note(node, value, tuple(mode.work), backward.work, differentiable, saved, key)
         return value
+
+    def _saved_by(self, node: fx.Node) -> tuple[SavedStorage, ...]:
+        """What autograd keeps since ``node``, which has just run, each with the node that made it."""
+        owners = self._saver.owners
+        return tuple(SavedStorage(owners.get(storage, node.name), size) for storage, size in self._saver.current)
 
     def _backward_of(self, key: str, out: Any, inputs: list[Any]) -> _Backward:
         """The backward of a call; run once for all that are alike, also in storages that a key leaves out."""
-        alike = (key, *map(_bytes, tensors_in(inputs)))
+        alike = (key, *map(bytes_read, tensors_in(inputs)))
         if alike not in self._backwards:
             self._backwards[alike] = _run_backward(out, inputs)
         return self._backwards[alike]
@@ -374,7 +275,7 @@ class _CostInterpreter(fx.Interpreter):
             key = node_key(add, pair, {}, ())
             leaves, spec = pytree.tree_flatten((pair, {}))
             self.calls.setdefault(key, NodeCall(add, (), tuple(leaves), spec))
-            work = _work_of(add, pair, {}, torch.empty_like(pair[0]))
+            work = work_of(add, pair, {}, torch.empty_like(pair[0]))
             owner = readers[0] if node.op == "get_attr" else node.name
             cost = self.costs[owner]
             self.costs[owner] = replace(cost, sums=(*cost.sums, GradientSum(key, work, len(readers) - 1)))
@@ -417,7 +318,7 @@ class _CostInterpreter(fx.Interpreter):
         if node.op == "placeholder" and isinstance(value, torch.Tensor):
             self._saver.owners[value.untyped_storage()._cdata] = node.name
             self._alive.append(value)
-        tensors = [t for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor)]
+        tensors = tensors_in(value)
         single = value if isinstance(value, torch.Tensor) else None
         if single is not None:
             self._values[node] = single
@@ -437,6 +338,11 @@ def _scalar_dtype(value: Any) -> str | None:
     return type(value).__name__ if isinstance(value, (bool, int, float)) else None
 
 
+def _grad_enabled(node: fx.Node) -> bool:
+    """Whether the model lets gradients flow there."""
+    return next((bool(c[1]) for c in reversed(contexts_of(node)) if c[0] == "grad"), True)
+
+
 def _writes(node: fx.Node) -> bool:
     target = node.target
     return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
@@ -450,11 +356,9 @@ def _as_leaf(value: Any) -> Any:
 
 
 def _stand_in(value: Any, written: bool) -> Any:
-    return (
-        value.view_as(value)
-        if written and isinstance(value, torch.Tensor) and not value.requires_grad
-        else (value.clone() if written and isinstance(value, torch.Tensor) else value)
-    )
+    if not written or not isinstance(value, torch.Tensor):
+        return value
+    return value.clone() if value.requires_grad else value.view_as(value)
 
 
 def _passed_on(value: torch.Tensor, differentiable: bool, kept: bool) -> torch.Tensor:
@@ -475,9 +379,9 @@ def _run_backward(out: Any, inputs: list[Any]) -> _Backward:
     outs = [t for t in tensors_in(out) if t.requires_grad]
     unique = list({id(t): t for t in tensors_in(inputs) if t.requires_grad}.values())
     gradients = [torch.empty_like(t) for t in outs]
-    mode = _WorkMode()
+    mode = WorkMode()
     if outs and unique:
         mode.live.note(gradients)
         with mode:
             torch.autograd.grad(outs, unique, gradients, allow_unused=True)
-    return _Backward(tuple(mode.work), sum(map(_bytes, gradients)), mode.live.peak)
+    return _Backward(tuple(mode.work), sum(map(bytes_read, gradients)), mode.live.peak)

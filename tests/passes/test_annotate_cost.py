@@ -290,20 +290,3 @@ def test_dump_lists_every_node() -> None:
     captured, costs = counted(JOBS["mlp"]())
     text = AnnotateCost().dump(Compilation(None, captured=captured, costs=costs))
     assert all(name in text for name in costs)
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("aten::gelu", "transcendental"),
-        ("aten::tanh_", "transcendental"),
-        ("aten::exp", "transcendental"),
-        ("aten::tanh_backward", "elementwise"),
-        ("aten::expand_copy", "elementwise"),
-        ("aten::logical_and", "elementwise"),
-        ("aten::_log_softmax", "normalisation"),
-        ("aten::add", "elementwise"),
-    ],
-)
-def test_operators_with_functions_are_a_class_of_their_own(name: str, expected: str) -> None:
-    assert annotate_cost._operator_class(name) == expected
