@@ -24,10 +24,10 @@ from hetpipe_compiler.compiler import compile
 from hetpipe_compiler.frontend.load import load_workload
 from hetpipe_compiler.ir.cluster import Cluster
 from hetpipe_compiler.ir.plan import Plan, Port, Stage
+from hetpipe_compiler.ir.stage_file import load_stage_class
 from hetpipe_compiler.options import CompileOptions
 from hetpipe_compiler.profiling.measure import Effort
 from hetpipe_compiler.profiling.run_profile import ProfileOptions, calls_of, profile_calls
-from hetpipe_compiler.runtime.stage import load_stage_class
 
 WORKLOADS = Path(__file__).parent / "profile_workloads.py"
 BATCHES = {"resnet50": 4, "vit_b_16": 1, "gpt2": 2}

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from hetpipe_compiler.errors import RunError
 from hetpipe_compiler.ir.plan import Plan
+from hetpipe_compiler.ir.stage_file import load_stage_class
 from hetpipe_compiler.runtime.initial import WEIGHTS_FILE
-from hetpipe_compiler.runtime.stage import load_stage_class
 from hetpipe_compiler.runtime.stage_error import calling_stage
 from hetpipe_compiler.runtime.weights import WeightVersions
 

@@ -21,11 +21,11 @@ def check_plan_folder(plan: Plan, folder: Path) -> None:
             `hetpipe_compiler.passes.verify`.
     """
     from hetpipe_compiler.ir.cluster import Cluster
+    from hetpipe_compiler.ir.stage_file import load_stage_class
     from hetpipe_compiler.passes.simulate.costs import PipelineCosts
     from hetpipe_compiler.passes.verify import verify_schedule
     from hetpipe_compiler.runtime.initial import CONSTANTS_FILE, WEIGHTS_FILE, check_names
     from hetpipe_compiler.runtime.programs import SCHEDULE_FILE, load_schedule
-    from hetpipe_compiler.runtime.stage import load_stage_class
 
     cluster = Cluster.from_dict(plan.cluster)
     _check_devices(plan, folder, cluster)

@@ -6,8 +6,6 @@ the same numbers.
 
 from __future__ import annotations
 
-import inspect
-import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,12 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hetpipe_compiler.errors import ArtifactError, HetpipeError, RunError
-from hetpipe_compiler.frontend.load import user_line
 from hetpipe_compiler.ir.schedule import Instruction, Op
-from hetpipe_compiler.ir.stage_file import import_stage_file
-from hetpipe_compiler.ir.workload import make_optimizer, positional_parameters
+from hetpipe_compiler.ir.stage_file import load_stage_class
 from hetpipe_compiler.runtime.channels import Mailbox, MessageKind, ParameterLink
+from hetpipe_compiler.runtime.optimizers import optimizer_and_scheduler
 from hetpipe_compiler.runtime.randomness import minibatch_seed, seed_torch
 from hetpipe_compiler.runtime.recompute import buffers_replaced, kept_inputs, nothing_saved, random_state_kept
 from hetpipe_compiler.runtime.stage_error import backward_error, calling_stage
@@ -29,7 +25,7 @@ from hetpipe_compiler.runtime.weights import Slot, WeightVersions
 from hetpipe_compiler.runtime.wsp.client import LocalUpdates, need_after_push, required_clock, wave_of
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from hetpipe_compiler.frontend.load import LoadedWorkload
     from hetpipe_compiler.ir.plan import Plan, Port
@@ -347,79 +343,6 @@ class StageEngine:
 def gradient_names(inputs: Iterable[Port], source: int) -> tuple[str, ...]:
     """What goes back to ``source`` from a stage with these inputs, in order."""
     return tuple(port.name for port in inputs if port.source == source and port.requires_grad)
-
-
-def load_stage_class(folder: Path, module: str | None) -> type[nn.Module]:
-    """Class ``Stage`` of a stage module file in the plan folder; raises `ArtifactError` HP415."""
-    if module is None:
-        raise ArtifactError(
-            "HP415",
-            "the plan was made from a profiled graph: there is no model to train",
-            where=str(folder),
-            hint="compile a model.py",
-        )
-    path = folder / module
-    if not path.is_file():
-        raise ArtifactError("HP415", "no such stage module", where=str(path), hint="compile again")
-    try:
-        loaded = import_stage_file(path)
-    except HetpipeError:
-        raise
-    except Exception as error:
-        line = error.lineno if isinstance(error, SyntaxError) else traceback.extract_tb(error.__traceback__)[-1].lineno
-        raise ArtifactError(
-            "HP415", f"{type(error).__name__}: {error}", where=f"{path}:{line}", hint="compile again, or undo the edit"
-        ) from error
-    stage: type[nn.Module] | None = getattr(loaded, "Stage", None)
-    if stage is None:
-        raise ArtifactError("HP415", "defines no class Stage", where=str(path), hint="compile again")
-    return stage
-
-
-def optimizer_and_scheduler(
-    workload: LoadedWorkload, parameters: Mapping[str, nn.Parameter]
-) -> tuple[torch.optim.Optimizer | None, Any]:
-    """The workload's optimizer and scheduler for these parameters; (None, None) when there are none.
-
-    Raises:
-        RunError: HP518 one of the two raises, or makes what cannot be stepped without knowing the loss.
-    """
-    if not parameters:
-        return None, None
-    make, schedule = workload.workload.optimizer, workload.workload.scheduler
-    optimizer = _made(workload, "optimizer", partial(make_optimizer, make), parameters)
-    scheduler = _made(workload, "scheduler", schedule, optimizer) if schedule is not None else None
-    return optimizer, scheduler
-
-
-def _made(workload: LoadedWorkload, what: str, make: Callable[[Any], Any], argument: Any) -> Any:
-    """``make(argument)``, whose ``step()`` must take no argument."""
-    try:
-        made = make(argument)
-    except Exception as error:
-        raise RunError(
-            "HP518",
-            f"{what}() raised {type(error).__name__}: {error}",
-            where=user_line(error, workload.path),
-            hint="it is called once on every stage, with the parameters of that stage alone",
-        ) from error
-    kind = type(made).__name__
-    if not callable(getattr(made, "step", None)):
-        raise RunError(
-            "HP518",
-            f"{what}() returned {kind}, which has no step()",
-            where=str(workload.path),
-            hint=f"return the {what}",
-        )
-    needed = [name for name, default in positional_parameters(made.step).items() if default is inspect.Parameter.empty]
-    if needed:
-        raise RunError(
-            "HP518",
-            f"{kind}.step() needs '{needed[0]}', which a stage of a pipeline cannot give",
-            where=str(workload.path),
-            hint=f"take a {what} whose step() needs no argument",
-        )
-    return made
 
 
 def _backward(outputs: Mapping[str, Any], gradients: Mapping[str, Tensor | None]) -> None:

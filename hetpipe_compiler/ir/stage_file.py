@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import traceback
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
+
+from hetpipe_compiler.errors import ArtifactError, HetpipeError
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def import_stage_file(path: Path) -> ModuleType:
@@ -21,3 +28,30 @@ def import_stage_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def load_stage_class(folder: Path, module: str | None) -> type[nn.Module]:
+    """Class ``Stage`` of a stage module file in the plan folder; raises `ArtifactError` HP415."""
+    if module is None:
+        raise ArtifactError(
+            "HP415",
+            "the plan was made from a profiled graph: there is no model to train",
+            where=str(folder),
+            hint="compile a model.py",
+        )
+    path = folder / module
+    if not path.is_file():
+        raise ArtifactError("HP415", "no such stage module", where=str(path), hint="compile again")
+    try:
+        loaded = import_stage_file(path)
+    except HetpipeError:
+        raise
+    except Exception as error:
+        line = error.lineno if isinstance(error, SyntaxError) else traceback.extract_tb(error.__traceback__)[-1].lineno
+        raise ArtifactError(
+            "HP415", f"{type(error).__name__}: {error}", where=f"{path}:{line}", hint="compile again, or undo the edit"
+        ) from error
+    stage: type[nn.Module] | None = getattr(loaded, "Stage", None)
+    if stage is None:
+        raise ArtifactError("HP415", "defines no class Stage", where=str(path), hint="compile again")
+    return stage

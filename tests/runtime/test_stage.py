@@ -11,14 +11,12 @@ import torch
 from toy import BATCH, Network, Toy, make_batches, write_toy
 
 from hetpipe_compiler.errors import ArtifactError, RunError
-from hetpipe_compiler.frontend.load import LoadedWorkload
 from hetpipe_compiler.ir.plan import Port
 from hetpipe_compiler.ir.schedule import Instruction
-from hetpipe_compiler.ir.workload import Workload
 from hetpipe_compiler.runtime.channels import MessageKind, PulledWeights
 from hetpipe_compiler.runtime.initial import load_constants, load_weights
 from hetpipe_compiler.runtime.randomness import data_seed, epoch_seed, minibatch_seed
-from hetpipe_compiler.runtime.stage import StageEngine, load_stage_class, optimizer_and_scheduler
+from hetpipe_compiler.runtime.stage import StageEngine
 
 torch.set_num_threads(1)
 
@@ -260,16 +258,6 @@ def test_optimizers_that_cannot_work_are_refused(tmp_path: Path, optimizer: Any,
     assert caught.value.hint
 
 
-def test_schedulers_that_look_at_the_loss_are_refused() -> None:
-    workload = Workload(
-        model=torch.nn.Identity, example=(), optimizer=sgd, scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau
-    )
-    with pytest.raises(RunError, match="ReduceLROnPlateau"):
-        optimizer_and_scheduler(
-            LoadedWorkload(workload, Path("model.py"), {}), {"w": torch.nn.Parameter(torch.zeros(1))}
-        )
-
-
 def test_nothing_to_train_means_no_optimizer_push_or_pull(tmp_path: Path) -> None:
     toy = write_toy(tmp_path / "p", Network(frozen=True), cuts=[[1]], in_flight=[[2, 1]], nm=2, staleness=0)
     link, mailbox = NoServer(), Letters()
@@ -280,13 +268,6 @@ def test_nothing_to_train_means_no_optimizer_push_or_pull(tmp_path: Path) -> Non
     assert first.optimizer is None
     assert link.pushed == []
     assert link.finished
-
-
-def test_missing_stage_modules_are_named(tmp_path: Path) -> None:
-    (tmp_path / "empty.py").write_text("")
-    for module in (None, "gone.py", "empty.py"):
-        with pytest.raises(ArtifactError, match="HP415"):
-            load_stage_class(tmp_path, module)
 
 
 def test_missing_values_are_named(tmp_path: Path) -> None:
