@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hetpipe_compiler.codegen.artifact import model_weights, write_artifact
 from hetpipe_compiler.codegen.build_plan import PlanRequest, build_plan
 from hetpipe_compiler.codegen.explain import explain as explanation
@@ -17,7 +19,7 @@ from hetpipe_compiler.frontend.capture import build_real, capture
 from hetpipe_compiler.frontend.load import LoadedWorkload, load_workload
 from hetpipe_compiler.frontend.profiled_graph import chain_graph
 from hetpipe_compiler.ir.cluster import Cluster
-from hetpipe_compiler.ir.plan import WorkloadRef
+from hetpipe_compiler.ir.plan import Plan, WorkloadRef
 from hetpipe_compiler.options import CompileOptions, CompileResult
 from hetpipe_compiler.passes.annotate_cost import AnnotateCost
 from hetpipe_compiler.passes.apply_profile import ApplyProfile
@@ -69,14 +71,42 @@ def compile(
         compilation.captured = capture(loaded, evaluation=True, opaque=options.opaque)
     for step in (*_model_passes(loaded, compilation, options), *planning):
         pipeline.run(step, compilation)
+    with pipeline.timed("weights"):
+        model_built, weights = _initial_weights(loaded, compilation, options)
+    with pipeline.timed("codegen"):
+        plan, verification = _write_plan(out, loaded, model_built, weights, compilation, options, pipeline)
+    if options.export_graph is not None:
+        _export(options.export_graph, compilation)
+    explained = plan_explanation(compilation, options)
+    return CompileResult(plan, pipeline.seconds, verification, explained)
+
+
+def _initial_weights(
+    loaded: LoadedWorkload, compilation: Compilation, options: CompileOptions
+) -> tuple[torch.nn.Module | None, dict[str, torch.Tensor] | None]:
+    """The real model and its values; None without ``options.weights``, and no values where it is on meta itself."""
+    assert compilation.captured is not None
+    if not options.weights:
+        return None, None
+    model = build_real(loaded, options.seed)
+    on_meta = any(p.is_meta for p in model.parameters())
+    return model, None if on_meta else model_weights(model, compilation.captured)
+
+
+def _write_plan(
+    out: Path,
+    loaded: LoadedWorkload,
+    model: torch.nn.Module | None,
+    weights: dict[str, torch.Tensor] | None,
+    compilation: Compilation,
+    options: CompileOptions,
+    pipeline: Pipeline,
+) -> tuple[Plan, Verification | None]:
+    """Write the plan folder; what ``--verify`` found, if it is asked for."""
     captured, costs, schedule = compilation.captured, compilation.costs, compilation.schedule
     assert captured is not None
     assert costs is not None
     assert schedule is not None
-    with pipeline.timed("weights"):
-        model_built = build_real(loaded, options.seed) if options.weights else None
-        on_meta = model_built is not None and any(p.is_meta for p in model_built.parameters())
-        weights = model_weights(model_built, captured) if model_built is not None and not on_meta else None
     request = PlanRequest(
         options.staleness,
         options.placement,
@@ -85,31 +115,28 @@ def compile(
         weights=weights is not None,
         partitioner=options.made_by,
     )
-    reference = WorkloadRef(path="model.py", settings=loaded.settings, digest=loaded.digest)
-    with pipeline.timed("codegen"):
-        built = build_plan(compilation, request, reference)
-        found: list[Verification] = []
+    built = build_plan(
+        compilation, request, WorkloadRef(path="model.py", settings=loaded.settings, digest=loaded.digest)
+    )
+    found: list[Verification] = []
 
-        def check(folder: Path) -> None:
-            with pipeline.timed("verify"):
-                held = Verifier(loaded, model_built or build_real(loaded, options.seed), options.seed)
-                found.append(held.verify(folder))
+    def check(folder: Path) -> None:
+        with pipeline.timed("verify"):
+            held = Verifier(loaded, model or build_real(loaded, options.seed), options.seed)
+            found.append(held.verify(folder))
 
-        write_artifact(
-            out,
-            built,
-            schedule,
-            loaded,
-            captured,
-            costs,
-            weights,
-            check if options.verify else None,
-            decisions=decisions_text(compilation, options),
-        )
-    if options.export_graph is not None:
-        _export(options.export_graph, compilation)
-    explained = plan_explanation(compilation, options)
-    return CompileResult(built.plan, pipeline.seconds, found[0] if found else None, explained)
+    write_artifact(
+        out,
+        built,
+        schedule,
+        loaded,
+        captured,
+        costs,
+        weights,
+        check if options.verify else None,
+        decisions=decisions_text(compilation, options),
+    )
+    return built.plan, found[0] if found else None
 
 
 def explain(model: str | Path, settings: dict[str, Any] | None = None, opaque: Sequence[str] = ()) -> str:

@@ -9,7 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_cyclic_garbage() -> Iterator[None]:
-    """Do not look for cyclic garbage inside: with 100,000 nodes that takes half of the time, and finds nothing."""
+    """Do not look for cyclic garbage inside: each search walks all objects that stay, and finds nothing.
+
+    With 100,000 nodes that takes half of the time.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import gc
 import inspect
 import io
 import logging
@@ -34,6 +33,7 @@ from hetpipe_compiler.frontend.load import user_line
 from hetpipe_compiler.frontend.own_gradients import OwnGradients
 from hetpipe_compiler.frontend.regions import autocast_on_cpu
 from hetpipe_compiler.frontend.training_step import TrainingStep
+from hetpipe_compiler.garbage import no_cyclic_garbage
 from hetpipe_compiler.ir.source import is_internal, short_path
 
 #: Module path and attribute.
@@ -231,7 +231,7 @@ def _assignment(module: torch.nn.Module, name: str) -> str | None:
 def _export(step: TrainingStep, tensors: tuple[torch.Tensor, ...]) -> tuple[ExportedProgram, str | None]:
     auto = torch.export.Dim.AUTO
     free = tuple({0: auto} if t.dim() else {} for t in tensors)
-    with _quiet(), _collecting_later(), autocast_on_cpu(), _meta_as_cpu(), idle_python():
+    with _quiet(), no_cyclic_garbage(), autocast_on_cpu(), _meta_as_cpu(), idle_python():
         if not tensors[0].dim() or tensors[0].shape[0] < 2:
             note = "the example's batch size is 1, which export takes as a constant"
         else:
@@ -341,18 +341,6 @@ def _meta_as_cpu() -> Iterator[None]:
 
     with mock.patch.object(FakeTensorMode, "from_tensor", from_tensor):
         yield
-
-
-@contextlib.contextmanager
-def _collecting_later() -> Iterator[None]:
-    """No garbage collection: export makes millions of objects that stay, and each full collection walks all of them."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @contextlib.contextmanager
