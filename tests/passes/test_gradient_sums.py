@@ -9,12 +9,13 @@ from torch import nn
 from hetpipe_compiler import Workload
 from hetpipe_compiler.frontend.capture import capture
 from hetpipe_compiler.frontend.load import LoadedWorkload
-from hetpipe_compiler.ir.cluster import DeviceKind
+from hetpipe_compiler.ir.cluster import DeviceKind, Efficiency
 from hetpipe_compiler.ir.costs import Work
 from hetpipe_compiler.passes.annotate_cost import count_calls
 
 BATCH, WIDTH, ROWS = 4, 16, 1000
-KIND = DeviceKind("k", 1 << 34, 1.0, 8.0, None, None, 100.0, 0.5, 0.5, 0.0, 0, "", (("matrix", 0.25, 0.5),))
+MATRIX = ("matrix", Efficiency(0.25, 0.5))
+KIND = DeviceKind("k", 1 << 34, 1.0, 8.0, None, None, 100.0, 0.5, 0.5, 0.0, 0, "", (MATRIX,))
 
 
 class Net(nn.Module):
