@@ -252,23 +252,11 @@ def search(
     Raises:
         PlanningError: HP302, the group is too varied to search; HP303, ``boundaries`` part what must stay together.
     """
-    if boundaries is not None:
-        edges = (0, *boundaries, len(chain))
-        merged = [range(lo, hi) for lo, hi in pairwise(edges)]
-        line = block_graph(chain, merged=merged, linear=True)
-        if len(line) < len(merged):
-            raise PlanningError(
-                "HP303",
-                f"the cut parts blocks that must share a stage: {_parted(chain, boundaries)}",
-                where="--split",
-                hint="cut before the first of them, or after the last",
-            )
-    else:
-        line = block_graph(chain, linear=True)
+    line = block_graph(chain, linear=True) if boundaries is None else _cut_by_hand(chain, boundaries)
     pipelines = tails(classes, len(line))
 
     def space(graph: BlockGraph, sets: ClosedSets, *, relaxed: bool = False) -> CutSpace:
-        exact_stages = 0 if boundaries is None else len(merged)
+        exact_stages = 0 if boundaries is None else len(boundaries) + 1
         return cut_space(
             chain,
             graph,
@@ -286,11 +274,7 @@ def search(
         assert sets is not None
         return space(graph, sets)
 
-    coarse: BlockGraph | None = None
-    if len(line) >= 2 * _COARSE_CUTS and boundaries is None:
-        borders = [len(line) * at // _COARSE_CUTS for at in range(_COARSE_CUTS + 1)]
-        runs = [line.members[lo:hi] for lo, hi in pairwise(borders)]
-        coarse = block_graph(chain, merged=[[b for node in run for b in node] for run in runs], linear=True)
+    coarse = _every_so_manieth_cut(chain, line) if boundaries is None and len(line) >= 2 * _COARSE_CUTS else None
     graph = None if boundaries is not None or max_sets == 0 else block_graph(chain)
     graph = None if graph is not None and graph.linear else graph
     every = closed_sets(graph, max_sets) if graph is not None else None
@@ -307,6 +291,27 @@ def search(
         complete=every is not None,
         budget=budget,
     )
+
+
+def _cut_by_hand(chain: BlockChain, boundaries: tuple[int, ...]) -> BlockGraph:
+    """A node for each stage that begins at 0 and at ``boundaries``."""
+    merged = [range(lo, hi) for lo, hi in pairwise((0, *boundaries, len(chain)))]
+    line = block_graph(chain, merged=merged, linear=True)
+    if len(line) < len(merged):
+        raise PlanningError(
+            "HP303",
+            f"the cut parts blocks that must share a stage: {_parted(chain, boundaries)}",
+            where="--split",
+            hint="cut before the first of them, or after the last",
+        )
+    return line
+
+
+def _every_so_manieth_cut(chain: BlockChain, line: BlockGraph) -> BlockGraph:
+    """The chain's own order with `_COARSE_CUTS` nodes, each a run of nodes of ``line``."""
+    borders = [len(line) * at // _COARSE_CUTS for at in range(_COARSE_CUTS + 1)]
+    runs = [line.members[lo:hi] for lo, hi in pairwise(borders)]
+    return block_graph(chain, merged=[[b for node in run for b in node] for run in runs], linear=True)
 
 
 def _parted(chain: BlockChain, boundaries: tuple[int, ...]) -> str:
