@@ -35,9 +35,11 @@ def bytes_text(count: int) -> str:
 
 
 def bytes_of(used: int, capacity: int) -> str:
-    """``3.20/12.0 GB``: both in the capacity's unit."""
+    """``3.20/12.0 GB``: both in the capacity's unit; ``24.7 kB/4.00 GB`` where less than a thousandth of it is used."""
     for unit, size in _UNITS:
         if capacity >= size:
+            if 0 < used < size / 1000:
+                return f"{bytes_text(used)}/{bytes_text(capacity)}"
             return f"{digits(used / size)}/{digits(capacity / size)} {unit}"
     return f"{used}/{capacity} B"
 

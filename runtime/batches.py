@@ -129,9 +129,10 @@ class BatchSource:
         self._iterator: Iterator[Any] = iter(())
         self._next = 0
         if self.lengths and self.lengths[vw] < max(self.lengths) and on_note:
+            own, most = self.lengths[vw], max(self.lengths)
             on_note(
-                f"vw{vw}: its shard has {self.lengths[vw]} batches and the largest {max(self.lengths)}: "
-                f"it wraps round, repeating {max(self.lengths) - self.lengths[vw]} batches an epoch"
+                f"vw{vw}: its shard has {own} batches where the largest has {most}: "
+                f"it wraps round, repeating {most - own} in every epoch"
             )
 
     @property

@@ -79,13 +79,18 @@ class Opaque:
             for name, _ in named
         }
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-        fixed = [t for name, t in state.items() if name not in self._writes] + tensors
-        versions = [t._version for t in fixed]
+        fixed = [(f"its '{name}'", t) for name, t in state.items() if name not in self._writes]
+        fixed += [("an argument", t) for t in tensors]
+        versions = [t._version for _, t in fixed]
         lent = dict(state)
         with _attributes(module, {name: t for name, t in elsewhere.items() if name not in state}):
             out = torch.func.functional_call(module, lent, args, kwargs, tie_weights=False, strict=True)
-        if [t._version for t in fixed] != versions:
-            raise RuntimeError(f"'{self._path}' wrote into an argument, a parameter or a buffer for the first time")
+        written = [what for (what, t), version in zip(fixed, versions, strict=True) if t._version != version]
+        if written:
+            raise RuntimeError(
+                f"'{self._path}' wrote into {written[0]}, which the plan does not know of: it did not on the example"
+                " batch; take one on which its forward does all that it may do"
+            )
         self._keep_replaced(state, lent)
         self._check(pytree.tree_leaves(out), tensors, state)
         return tuple(leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, torch.Tensor))

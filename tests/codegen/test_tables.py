@@ -119,6 +119,9 @@ def test_bytes() -> None:
         "1.00 GB",
     ]
     assert bytes_of(3_200_000_000, 12_000_000_000) == "3.20/12.0 GB"
+    assert bytes_of(4_000_000, 4_000_000_000) == "0.0040/4.00 GB"
+    assert bytes_of(24_700, 4_000_000_000) == "24.7 kB/4.00 GB"  # not 2.47e-05 GB
+    assert bytes_of(0, 4_000_000_000) == "0/4.00 GB"
 
 
 def test_bar_shows_any_use_and_never_overflows() -> None:

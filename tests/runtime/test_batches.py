@@ -62,7 +62,7 @@ def test_epochs_follow_each_other_and_a_shorter_shard_wraps_round(toy: Toy) -> N
     assert values(sources[0], range(1, 8)) == [0, 1, 2, 0, 1, 2, 0]
     assert calls == [(0, 2, epoch_seed(5, e)) for e in range(3)]
     assert values(sources[1], range(1, 8)) == [10, 11, 10, 10, 11, 10, 10]
-    assert notes == ["vw1: its shard has 2 batches and the largest 3: it wraps round, repeating 1 batches an epoch"]
+    assert notes == ["vw1: its shard has 2 batches where the largest has 3: it wraps round, repeating 1 in every epoch"]
 
 
 def test_batches_without_a_length_are_counted(toy: Toy) -> None:

@@ -45,6 +45,9 @@ class Settle(nn.Module):
             x = new
         if (new.detach() > 50).any():
             return new[:1]
+        if new.isnan().any():
+            with torch.no_grad():
+                self.gain.zero_()
         return new
 
 
@@ -164,3 +167,13 @@ def test_a_size_that_depends_on_values_after_all_ends_the_run(compiled: tuple[Pa
     assert "'settle' returned [[1, 12]], but the plan was made for [[4, 12]]" in caught.value.message
     assert str(caught.value.where).startswith("model.py:")
     assert "(settle)" in str(caught.value.where)
+
+
+def test_a_write_that_the_example_does_not_show_is_named(compiled: tuple[Path, Plan]) -> None:
+    folder, _ = compiled
+    weights: dict[str, Any] = load_file(folder / "plan" / "weights.safetensors")
+    weights["settle.gain"] = torch.full((12,), float("nan"))
+    with pytest.raises(RunError) as caught:
+        ForwardOnly(folder / "plan", weights=weights).loss([torch.ones(4, 12), torch.zeros(4, dtype=torch.int64)])
+    assert caught.value.code == "HP519"
+    assert "'settle' wrote into its 'gain', which the plan does not know of" in caught.value.message
