@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from rich.console import RenderableType
-from rich.table import Table
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from hetpipe_compiler.codegen.quantities import bytes_text, percent
-from hetpipe_compiler.codegen.terminal import plain, simple_table
+from hetpipe_compiler.codegen.terminal import plain, simple_table, titled
 from hetpipe_compiler.codegen.worker_groups import WorkerGroup, alike
 from hetpipe_compiler.ir.plan import Plan, Stage
 from hetpipe_compiler.passes.place_parameters import server_memory_bytes
@@ -36,7 +35,7 @@ def memory_text(plan: Plan, *, width: int) -> str:
     return plain(memory_tables(plan, width=width), width)
 
 
-def _stages(group: WorkerGroup, width: int) -> list[Table]:
+def _stages(group: WorkerGroup, width: int) -> list[Group]:
     """Stages across, parts down, as there are more parts than an 80-column line has room for; parts that are nowhere
     left out."""
     stages = group.first.stages
@@ -47,8 +46,8 @@ def _stages(group: WorkerGroup, width: int) -> list[Table]:
     return [_parts_of(run, parts, f"\n{group.title}: memory" if at == 0 else "") for at, run in enumerate(runs)]
 
 
-def _parts_of(stages: tuple[Stage, ...], parts: list[str], title: str) -> Table:
-    table = simple_table(Text(title, style="bold"))
+def _parts_of(stages: tuple[Stage, ...], parts: list[str], title: str) -> Group:
+    table = simple_table()
     table.add_column("part", no_wrap=True)
     for stage in stages:
         table.add_column(f"stage {stage.index}\n{stage.kind}", justify="right", overflow="fold")
@@ -58,10 +57,10 @@ def _parts_of(stages: tuple[Stage, ...], parts: list[str], title: str) -> Table:
     table.add_row("total", *(bytes_text(stage.memory_bytes["total"]) for stage in stages), style="bold")
     table.add_row("capacity", *(bytes_text(stage.memory_bytes["capacity"]) for stage in stages))
     table.add_row("used", *(percent(s.memory_bytes["total"] / max(1, s.memory_bytes["capacity"])) for s in stages))
-    return table
+    return titled(Text(title, style="bold"), table)
 
 
-def _hosts(plan: Plan) -> Table:
+def _hosts(plan: Plan) -> Group:
     """Per node: its server's weights, free-running and in reproducible mode, and the weights that its stages pulled."""
     pulled: dict[str, int] = {}
     for worker in plan.virtual_workers:
@@ -70,7 +69,7 @@ def _hosts(plan: Plan) -> Table:
                 node = stage.device.rpartition(":")[0]
                 # One copy of what the stage trains, which is as large as its gradients.
                 pulled[node] = pulled.get(node, 0) + stage.memory_bytes.get("gradients", 0)
-    table = simple_table(Text("\nhost memory", style="bold"))
+    table = simple_table()
     for name in ("node", "server", "server with\n--reproducible", "pulled\nweights"):
         table.add_column(name, justify="left" if name == "node" else "right")
     for server in plan.servers:
@@ -79,4 +78,4 @@ def _hosts(plan: Plan) -> Table:
         table.add_row(server.node, *map(bytes_text, cells))
     for node, size in pulled.items():
         table.add_row(node, "", "", bytes_text(size))
-    return table
+    return titled(Text("\nhost memory", style="bold"), table)

@@ -6,12 +6,11 @@ that it is estimated, not measured.
 
 from __future__ import annotations
 
-from rich.console import RenderableType
-from rich.table import Table
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from hetpipe_compiler.codegen.quantities import bar, bytes_of, bytes_text, device_ranges, digits, percent
-from hetpipe_compiler.codegen.terminal import plain, simple_table
+from hetpipe_compiler.codegen.terminal import plain, simple_table, titled
 from hetpipe_compiler.codegen.worker_groups import WorkerGroup, alike
 from hetpipe_compiler.ir.plan import Plan, Stage, VirtualWorker
 
@@ -88,9 +87,9 @@ def _worker_title(group: WorkerGroup, wide: bool) -> Text:
     return text
 
 
-def _worker_table(group: WorkerGroup, wide: bool) -> Table:
+def _worker_table(group: WorkerGroup, wide: bool) -> Group:
     worker = group.first
-    table = simple_table(_worker_title(group, wide))
+    table = simple_table()
     for name in ("stage", "device", "share", "fwd ms", "bwd ms", "stage ms", "w", "memory", "sends"):
         left = name in ("device", "memory", "sends")
         # Where the line is short, long names of devices and links give way, never a number.
@@ -109,7 +108,7 @@ def _worker_table(group: WorkerGroup, wide: bool) -> Table:
             _memory_cell(stage, wide),
             _sends_cell(stage, wide),
         )
-    return table
+    return titled(_worker_title(group, wide), table)
 
 
 def _stage_time(worker: VirtualWorker, stage: Stage, wide: bool) -> Text:
@@ -148,9 +147,9 @@ def _sends_cell(stage: Stage, wide: bool) -> str:
     return "\n".join(lines)
 
 
-def _servers_table(plan: Plan) -> Table:
+def _servers_table(plan: Plan) -> Group:
     sizes = {tensor.name: tensor.bytes for tensor in plan.parameters}
-    table = simple_table(Text("\nparameter servers", style="bold"))
+    table = simple_table()
     table.add_column("node")
     table.add_column("parameters", justify="right")
     table.add_column("their bytes", justify="right")
@@ -160,4 +159,4 @@ def _servers_table(plan: Plan) -> Table:
         table.add_row(
             server.node, str(len(server.parameters)), bytes_text(held) if sizes else "", bytes_text(server.memory_bytes)
         )
-    return table
+    return titled(Text("\nparameter servers", style="bold"), table)

@@ -10,9 +10,14 @@ from rich.table import Table
 from rich.text import Text
 
 
-def simple_table(title: Text) -> Table:
+def simple_table() -> Table:
     """An empty table without frames."""
-    return Table(title=title, title_justify="left", title_style="none", box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
+    return Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
+
+
+def titled(title: Text, table: Table) -> Group:
+    """The table below its title, which takes the terminal's whole width (rich would break it at the table's)."""
+    return Group(title, table) if title else Group(table)
 
 
 def plain(renderables: Sequence[RenderableType], width: int) -> str:

@@ -188,7 +188,8 @@ def _choose_backend(options: RunOptions, plan: Plan, console: Console) -> Litera
     if options.backend == "cuda":
         raise RunError(
             "HP552",
-            f"the run needs {need} CUDA devices, one a stage; this machine has {have} usable ones",
+            f"the run needs {f'{need} CUDA devices, one a stage' if need > 1 else 'a CUDA device'};"
+            f" this machine has {have} usable ones",
             where="--backend cuda",
             hint="use --backend cpu to rehearse on the CPU, or compile for this machine's devices",
         )

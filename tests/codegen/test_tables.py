@@ -47,6 +47,18 @@ def test_stages_that_recompute_are_marked_and_explained() -> None:
     assert len(after) == len(before) + 1
 
 
+def test_a_title_longer_than_its_table_stays_on_one_line() -> None:
+    plan = node_partition()
+    worker = plan.virtual_workers[0]
+    stage = worker.stages[0].model_copy(update={"kind": "t4", "sends_bytes": {}})
+    one = worker.model_copy(update={"stages": (stage,), "bottleneck_stage": 0, "samples_per_s": 3e5, "optimal": True})
+    lines = plan_text(plan.model_copy(update={"virtual_workers": (one,)}), width=80).splitlines()
+    title, *_, rule = lines[next(i for i, line in enumerate(lines) if line.startswith("virtual worker")) :][:4]
+    assert title.endswith(" ms")
+    assert set(rule.strip()) == {"─"}
+    assert len(rule) < len(title)
+
+
 def test_alike_virtual_workers_are_shown_once_and_unlike_ones_apart() -> None:
     assert plan_text(equal_distribution(), width=120).count("virtual worker") == 1
     assert plan_text(node_partition(), width=120).count("virtual worker") == 2
