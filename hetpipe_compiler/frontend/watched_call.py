@@ -53,13 +53,14 @@ def watched_call(path: str, module: torch.nn.Module, seen: dict[str, Seen], insi
         copies = tuple(t.detach().clone().requires_grad_(t.requires_grad) for t in tensors)
         own = own_tensors(module)
         versions = [t._version for t in (*tensors, *own.values())]
+        values = {name: b.detach().clone() for name, b in module.named_buffers(remove_duplicate=False)}
         plain = _state_of(module)
         inside.append(path)
         try:
             out = original(*args, **kwargs)
         finally:
             inside.pop()
-        written = _written(path, module, tensors, own, versions)
+        written = _written(path, module, tensors, own, versions, values)
         leaves, structure = pytree.tree_flatten(out)
         _check_returned(path, module, leaves, own)
         key = f"{path}#{sum(s.module == path for s in seen.values())}"
@@ -126,15 +127,20 @@ def _written(
     tensors: Sequence[torch.Tensor],
     own: dict[str, torch.Tensor],
     versions: Sequence[int],
+    values: dict[str, torch.Tensor],
 ) -> tuple[str, ...]:
-    """Names of the buffers that a call has written or replaced; they hold the new values afterwards."""
+    """Names of the buffers that a call has written or replaced; they hold the new values afterwards.
+
+    ``values``: those of the buffers before. Versions alone do not tell: batch norm updates its statistics without one.
+    """
     if any(t._version != v for t, v in zip(tensors, versions, strict=False)):
         raise cannot_keep(path, "writes into its arguments", "have it work on a copy (x = x.clone())", module)
     buffers = dict(module.named_buffers(remove_duplicate=False))
     names = []
     now = own_tensors(module)
     for (name, tensor), version in zip(own.items(), versions[len(tensors) :], strict=True):
-        if tensor._version == version and now.get(name) is tensor:
+        same = name not in values or _same_bits(tensor, values[name])
+        if tensor._version == version and now.get(name) is tensor and same:
             continue
         new = buffers.get(name)
         if new is None:
@@ -149,6 +155,12 @@ def _written(
             with torch.no_grad():
                 module.get_submodule(owner)._buffers[leaf] = tensor.copy_(new)
     return tuple(names)
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.layout != torch.strided:
+        return True
+    return torch.equal(*(t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (a, b)))
 
 
 def _check_returned(path: str, module: torch.nn.Module, leaves: Sequence[Any], own: dict[str, torch.Tensor]) -> None:

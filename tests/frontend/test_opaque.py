@@ -129,6 +129,16 @@ def test_what_only_training_writes_is_no_difference_in_eval_mode() -> None:
     assert [b.name for b in captured.buffers if b.mutated] == ["parts.0.count"]
 
 
+def test_statistics_that_batch_norm_updates_are_written() -> None:
+    def does(part: Any, h: Tensor) -> Tensor:
+        mean, square = part.count, torch.ones(4)  # no version of `mean` tells
+        return until_small(part, nn.functional.batch_norm(h, mean, square, training=part.training))
+
+    captured = compare_with_eval(normalize(looked_at(does)))
+    assert calls(captured)[0].written == ("count",)
+    assert [b.name for b in captured.buffers if b.mutated] == ["parts.0.count"]
+
+
 def test_another_argument_in_eval_mode_is_told() -> None:
     captured = looked_at(lambda part, h, _: until_small(part, h), lambda part, h: part(h, part.training))
     note = compare_with_eval(normalize(captured)).evaluation_note
