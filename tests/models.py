@@ -661,6 +661,25 @@ class QuietWrite(nn.Module):
         return self.head(h + x)
 
 
+class FilledByParts(nn.Module):
+    """Values made without a gradient, and views of them, that have one once something is written into them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = x.new_zeros(x.shape[0], 2 * WIDTH)
+        left = parts[:, :WIDTH]
+        kept = parts.detach()
+        parts[:, :WIDTH] = self.a(x)
+        parts[:, WIDTH:] = torch.tanh(self.b(x))
+        moved = x + 1
+        moved[:] = left * 2
+        scale = moved.square().mean() * 0.1
+        return self.head(parts[:, 2 : WIDTH + 2] + left + kept[:, :WIDTH]) + scale
+
+
 class LerpInplace(nn.Module):
     """Export's fake tensors cannot try its functional twin at a free batch size."""
 
@@ -881,7 +900,7 @@ KINDS: dict[str, Kind] = {
             InplaceNet, CompareInplace, FrozenLoRA, UnusedEven, MixedDtype, Autocast, NoGrad, BranchyDAG, OptionalArgs,
             ConstInForward, RandomInForward, NoInputFirst, CalledTwice, BufferWrites, WritesBatch, Parametrized,
             DropPath, OldWeightNorm, LazyCache, KeepsForPeople, FixedBatch, SizesCross, Layouts, Checkpointed,
-            Reentrant, OwnFunction, Inference, QuietWrite, LerpInplace,
+            Reentrant, OwnFunction, Inference, QuietWrite, FilledByParts, LerpInplace,
             KeptWhole, KeptWholeTwice, OwnBackward,
         )
     },

@@ -34,9 +34,9 @@ def test_never_slower_than_without_and_always_within_memory(chain, cluster, fact
         return
     moved = chain.permuted(worker.order)
     for stage in worker.stages:
-        needs = stage_bytes(moved, stage.blocks, stage.in_flight, stage.device, recompute=stage.recompute)
+        needs = stage_bytes(moved, stage.blocks, stage.in_flight, stage.device, worker.nm, recompute=stage.recompute)
         assert needs == stage.memory["total"] <= stage.memory["capacity"]
-        plain = stage_bytes(moved, stage.blocks, stage.in_flight, stage.device)
+        plain = stage_bytes(moved, stage.blocks, stage.in_flight, stage.device, worker.nm)
         assert stage.recompute == (plain > stage.memory["capacity"])
     assert worker.lower_bound_ms <= worker.bottleneck_ms * (1 + 1e-9)
     try:

@@ -82,7 +82,7 @@ def test_strides_do_not_travel() -> None:
 @pytest.mark.parametrize("name", models.KINDS)
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 def test_every_order_is_a_legal_execution(name: str) -> None:
-    graph = normalize(capture(load_workload(MODELS, {"name": name})))
+    graph = normalize(capture(load_workload(MODELS, {"name": name}), opaque=models.OPAQUE.get(name, ())))
     components = fuse_atomic(graph)
     home = {n: at for at, names in enumerate(components.nodes) for n in names}
     nodes = {n.name: n for n in graph.graph_module.graph.nodes}
