@@ -114,6 +114,8 @@ def graph_nodes(
                 "inputs": [i.name for i in node.all_input_nodes if i.name in costs],
                 "forward_ms": {k.name: cost.forward_ms(k) for k in kinds},
                 "backward_ms": {k.name: cost.backward_ms(k) for k in kinds},
+                "key": cost.key,
+                "sums": [{"key": s.key, "count": s.count, "ms": {k.name: s.ms(k) for k in kinds}} for s in cost.sums],
                 "flops": cost.flops,
                 "output_bytes": cost.output_bytes,
                 "shape": cost.shape,

@@ -80,6 +80,7 @@ def assemble_plan(
         placement=request.placement,
         update_scale=request.update_scale if request.update_scale is not None else 1.0 / len(planned),
         predicted="profile" if any_measured else "roofline",
+        runs=compilation.runs,
         weights=request.weights,
         seed=request.seed,
         cluster=cluster.to_dict(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,13 +45,18 @@ class StageComparison:
 def compare(plan: Plan, run: Path) -> tuple[StageComparison, ...]:
     """Stages of ``plan`` with the times in the event log of ``run``; of a stage that ran twice, the last.
 
-    On an emulated cluster a run takes predicted times x ``time_scale``: its times are divided by that.
+    A paced run (`paced`) takes predicted times x ``time_scale``: its times are divided by that.
 
     Raises:
         ArtifactError: HP450, no such log, or one without times (it ended early, or the interpreter ran it); HP451, it
             is the log of another plan.
     """
-    scale = (plan.cluster.get("emulate") or {}).get("time_scale", 1.0)
+    options = run_options(run)
+    if options.get("computes") not in (None, "", plan.computes()):
+        raise ArtifactError(
+            "HP451", "another plan's run: its stages are not this plan's", where=str(run), hint="give its plan"
+        )
+    scale = plan.cluster["emulate"]["time_scale"] if paced(plan, options) else 1.0
     found = []
     for event in _times_events(run):
         vw, index = event["vw"], event["stage"]
@@ -77,6 +82,20 @@ def compare(plan: Plan, run: Path) -> tuple[StageComparison, ...]:
     return tuple(sorted({(c.vw, c.stage): c for c in found}.values(), key=lambda c: (c.vw, c.stage)))
 
 
+def run_options(run: Path) -> dict[str, Any]:
+    """What ``run.json`` of a run says (`hetpipe_compiler.runtime.job.Job`); empty where there is none."""
+    try:
+        options = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return options if isinstance(options, dict) else {}
+
+
+def paced(plan: Plan, options: Mapping[str, Any]) -> bool:
+    """Whether a run with these options took predicted times by waiting: an emulated cluster, on CPUs."""
+    return bool(plan.cluster.get("emulate")) and options.get("backend") != "cuda"
+
+
 def _times_events(run: Path) -> list[dict[str, Any]]:
     path = run / "events.jsonl"
     try:
@@ -97,14 +116,13 @@ def _times_events(run: Path) -> list[dict[str, Any]]:
     return times
 
 
-def compare_table(compared: Sequence[StageComparison], vw: int | None = None) -> list[RenderableType]:
+def compare_table(compared: Sequence[StageComparison]) -> list[RenderableType]:
     """A row per stage, and the median error."""
     title = "predicted and measured, ms of one minibatch"
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     for name in ("vw", "stage", "device", "forward", "measured", "backward", "measured", "error", "minibatches"):
         table.add_column(name, justify="left" if name == "device" else "right", no_wrap=name != "device")
-    shown = [c for c in compared if vw is None or c.vw == vw]
-    for c in shown:
+    for c in compared:
         table.add_row(
             str(c.vw),
             str(c.stage),
@@ -116,6 +134,6 @@ def compare_table(compared: Sequence[StageComparison], vw: int | None = None) ->
             f"{c.error:+.0%}",
             str(c.count),
         )
-    errors = sorted(abs(c.error) for c in shown)
+    errors = sorted(abs(c.error) for c in compared)
     median = errors[len(errors) // 2] if errors else 0.0
     return [table, Text(f"median error of forward + backward: {median:.0%}", style="dim")]

@@ -15,6 +15,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from hetpipe_compiler.errors import ArtifactError
 
 
+class GraphSum(BaseModel):
+    """Gradients of a node's value that are added up: ``count`` additions of ``ms`` each, per device kind."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    key: str
+    count: int
+    ms: dict[str, float]
+
+
 class GraphNode(BaseModel):
     """One node.
 
@@ -25,6 +35,9 @@ class GraphNode(BaseModel):
         source: ``model.py:12``, or ``""`` where unknown.
         inputs: Names of the nodes it reads.
         forward_ms, backward_ms: Per device kind, for one minibatch.
+        key: What it has in common with all nodes that cost the same, as in profiles; ``""``: in a plan made from a
+            profiled graph.
+        sums: Additions of gradients, which ``backward_ms`` contains.
         shape: Of its output; None for anything but one tensor. A string is a size that may differ from batch to batch.
     """
 
@@ -37,6 +50,8 @@ class GraphNode(BaseModel):
     inputs: tuple[str, ...] = ()
     forward_ms: dict[str, float] = Field(default_factory=dict)
     backward_ms: dict[str, float] = Field(default_factory=dict)
+    key: str = ""
+    sums: tuple[GraphSum, ...] = ()
     flops: float = 0
     output_bytes: int = 0
     shape: tuple[int | str, ...] | None = None

@@ -31,6 +31,8 @@ def plan_tables(plan: Plan, *, width: int, vw: int | None = None) -> list[Render
         shown.append(Text(f"~ estimated {how}; w: minibatches in flight; times are for one minibatch", style="dim"))
     else:
         shown.append(Text("w: minibatches in flight; times are measured, for one minibatch", style="dim"))
+    if plan.runs:
+        shown.append(Text(f"measured times: those of the stages of {', '.join(plan.runs)}, shared out", style="dim"))
     if any(stage.recompute for worker in plan.virtual_workers for stage in worker.stages):
         shown.append(Text("r: keeps its inputs only; its backward runs its forward again first", style="dim"))
     if plan.servers:

@@ -2,7 +2,8 @@
 
 1. A profile counts for the device kind that it names. Of several for one kind, the last that measured a key counts.
 2. Nodes whose key no profile of the kind has keep their estimate; a block is called measured if all its nodes are.
-3. A profile for a kind that the cluster does not have is refused, and so are profiles that match no node at all: the
+3. Where a profile has an estimate only, that takes the roofline's place and the node stays estimated.
+4. A profile for a kind that the cluster does not have is refused, and so are profiles that match no node at all: the
    batch size or the model is another one.
 """
 
@@ -15,7 +16,7 @@ from typing import ClassVar
 
 from hetpipe_compiler.errors import ClusterError
 from hetpipe_compiler.ir.config_file import suggestion
-from hetpipe_compiler.ir.costs import NodeCost
+from hetpipe_compiler.ir.costs import GradientSum, NodeCost
 from hetpipe_compiler.ir.profile_file import Operator, Profile, load_profile, merged
 from hetpipe_compiler.passes.base import Compilation, Pass
 
@@ -34,6 +35,7 @@ class ApplyProfile(Pass):
         assert compilation.costs is not None
         profiles = load_profiles(self.paths, [kind.name for kind in compilation.cluster.kinds()])
         compilation.costs = apply_profiles(compilation.costs, profiles)
+        compilation.runs = tuple(dict.fromkeys(profile.run for profile in profiles if profile.run is not None))
         if self.paths and not any(cost.measured for cost in compilation.costs.values()):
             raise ClusterError(
                 "HP235",
@@ -66,17 +68,28 @@ def load_profiles(paths: Sequence[Path], kinds: Sequence[str]) -> list[Profile]:
 
 
 def apply_profiles(costs: Mapping[str, NodeCost], profiles: Sequence[Profile]) -> dict[str, NodeCost]:
-    """Costs with `NodeCost.measured` filled in."""
+    """Costs with the times of profiles filled in."""
     kinds = merged(profiles)
     return {name: _with(cost, kinds) for name, cost in costs.items()}
 
 
 def _with(cost: NodeCost, kinds: Mapping[str, Mapping[str, Operator]]) -> NodeCost:
-    measured = {}
+    measured: dict[str, tuple[float, float]] = {}
+    scaled: dict[str, tuple[float, float]] = {}
     for kind, operators in kinds.items():
         times = operators.get(cost.key)
         if times is not None and times.forward_ms is not None and times.backward_ms is not None:
-            sums = [(s.count, operators[s.key].forward_ms) for s in cost.sums if s.key in operators]
-            sums_ms = sum(count * (ms or 0.0) for count, ms in sums)
-            measured[kind] = (times.forward_ms, times.backward_ms + sums_ms)
-    return replace(cost, measured={**cost.measured, **measured}) if measured else cost
+            into = scaled if times.estimated else measured
+            into[kind] = (times.forward_ms, times.backward_ms)
+    return replace(
+        cost,
+        measured={**cost.measured, **measured},
+        scaled={**cost.scaled, **scaled},
+        sums=tuple(_sum_with(addition, kinds) for addition in cost.sums),
+    )
+
+
+def _sum_with(addition: GradientSum, kinds: Mapping[str, Mapping[str, Operator]]) -> GradientSum:
+    found = {kind: operators.get(addition.key) for kind, operators in kinds.items()}
+    known = {kind: times.forward_ms for kind, times in found.items() if times and times.forward_ms is not None}
+    return replace(addition, profiled_ms={**addition.profiled_ms, **known})

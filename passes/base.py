@@ -37,6 +37,7 @@ class Compilation:
         allocation: Groups of devices, one a virtual worker.
         workers: Planned virtual workers.
         schedule: Programs of all stages.
+        runs: Runs that measured times come from, stage by stage.
     """
 
     cluster: Cluster
@@ -48,6 +49,7 @@ class Compilation:
     allocation: Allocation | None = None
     workers: tuple[PlannedWorker, ...] | None = None
     schedule: Schedule | None = None
+    runs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ class Job(BaseModel):
     """The options of a run, with defaults filled in.
 
     Attributes:
-        plan: The plan folder.
+        plan: The plan folder; ``computes``: `Plan.computes` of the plan in it.
         minibatches: Per virtual worker, the same for all.
         shard_lengths: Batches in each virtual worker's shard; None without ``data`` in the workload.
         threads: Compute threads of each process.
@@ -30,6 +30,7 @@ class Job(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
 
     plan: Path
+    computes: str = ""
     minibatches: int
     shard_lengths: tuple[int, ...] | None
     seed: int

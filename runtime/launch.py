@@ -118,6 +118,7 @@ def prepare(options: RunOptions, console: Console) -> Prepared:
         weights = _make_weights(plan, loaded, options.run)
     job = Job(
         plan=options.plan.resolve(),
+        computes=plan.computes(),
         minibatches=minibatches,
         shard_lengths=lengths,
         seed=seed,

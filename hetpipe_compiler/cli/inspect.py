@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -14,6 +14,7 @@ from hetpipe_compiler.cli.boundary import run_app, single_command
 from hetpipe_compiler.errors import ArtifactError
 
 if TYPE_CHECKING:
+    from hetpipe_compiler.codegen.compare import StageComparison
     from hetpipe_compiler.ir.plan import Plan
 
 
@@ -39,6 +40,10 @@ def inspect(
         Path | None,
         typer.Option(help="Show its stage times beside those that a run measured.", metavar="RUN"),
     ] = None,
+    write_profiles: Annotated[
+        Path | None,
+        typer.Option(help="With --compare: write its times there as profiles, for the next compile.", metavar="DIR"),
+    ] = None,
     vw: Annotated[int | None, typer.Option(help="Only this virtual worker.", min=0, metavar="N")] = None,
     memory: Annotated[
         bool, typer.Option("--memory", help="Also what makes up each stage's memory, and the hosts'.")
@@ -58,6 +63,8 @@ def inspect(
         raise typer.BadParameter("--compare prints a table: leave out --json")
     if as_json and memory:
         raise typer.BadParameter("--json holds the memory parts already: leave out --memory")
+    if write_profiles and not compare:
+        raise typer.BadParameter("--write-profiles needs the times of a run: --compare RUN")
     plan = Plan.load(folder)
     if vw is not None:
         worker_of(plan, vw)  # refuse a wrong number before anything is written
@@ -66,7 +73,7 @@ def inspect(
     elif memory or not (dot or pictures or onnx or timeline or compare):
         _print_tables(plan, vw, memory)
     if compare is not None:
-        _print_comparison(plan, compare, vw)
+        _print_comparison(plan, folder, compare, vw, write_profiles)
     if dot or pictures:
         _write_pictures(plan, folder, dot, pictures, vw, ops)
     if timeline is not None:
@@ -75,14 +82,32 @@ def inspect(
         _write_onnx(plan, folder, onnx, vw)
 
 
-def _print_comparison(plan: Plan, run: Path, vw: int | None) -> None:
+def _print_comparison(plan: Plan, folder: Path, run: Path, vw: int | None, profiles: Path | None) -> None:
     from rich.console import Console
 
-    from hetpipe_compiler.codegen.compare import compare, compare_table
+    from hetpipe_compiler.codegen.compare import compare, compare_table, run_options
+    from hetpipe_compiler.codegen.run_profiles import why_no_measurement
 
     console = Console(highlight=False)
-    for renderable in compare_table(compare(plan, run), vw):
+    compared = tuple(c for c in compare(plan, run) if vw is None or c.vw == vw)
+    for renderable in compare_table(compared):
         console.print(renderable)
+    if profiles is not None:
+        _write_profiles(plan, folder, run, compared, profiles)
+    elif why := why_no_measurement(plan, run_options(run)):
+        typer.echo(f"no measurement to compile with: {why}")
+    else:
+        typer.echo("to compile with these times: --write-profiles DIR")
+
+
+def _write_profiles(plan: Plan, folder: Path, run: Path, compared: Sequence[StageComparison], target: Path) -> None:
+    from hetpipe_compiler.codegen.run_profiles import run_profiles
+
+    made = {target / f"{profile.kind}-run.json": profile for profile in run_profiles(plan, folder, run, compared)}
+    for path, profile in made.items():
+        _write(path, partial(profile.save, path))
+    options = " ".join(f"--profile {path}" for path in made)
+    typer.echo(f"to compile with these times: hetpipe-compile ... {options}")
 
 
 def _print_tables(plan: Plan, vw: int | None, memory: bool) -> None:

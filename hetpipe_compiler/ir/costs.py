@@ -70,12 +70,17 @@ class SavedStorage:
 class GradientSum:
     """Autograd adds up the gradients of a value that several nodes read: ``count`` additions of its size.
 
-    ``key`` is that of the addition, for profiles.
+    ``key`` is that of the addition, for profiles; ``profiled_ms``: device kind -> milliseconds of one, from a profile.
     """
 
     key: str
     work: Work
     count: int
+    profiled_ms: Mapping[str, float] = field(default_factory=dict)
+
+    def ms(self, kind: DeviceKind) -> float:
+        """One addition: from a profile, or else a roofline estimate."""
+        return self.profiled_ms[kind.name] if kind.name in self.profiled_ms else self.work.ms(kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +97,8 @@ class NodeCost:
         sums: Additions of the gradients of its value, and of parameters that it is the first to read; no part of
             ``backward``, but of its time.
         workspace: Bytes that live only while the node runs (`hetpipe_compiler.passes.annotate_cost`, rule 4).
-        measured: Device kind -> milliseconds of (forward, backward) from a profile.
+        measured: Device kind -> milliseconds of (forward, backward) from a profile, without ``sums``.
+        scaled: The same where a profile has no measurement but an estimate made like those that it has.
     """
 
     forward: tuple[Work, ...]
@@ -106,6 +112,7 @@ class NodeCost:
     sums: tuple[GradientSum, ...] = ()
     workspace: int = 0
     measured: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    scaled: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def flops(self) -> int:
@@ -113,16 +120,18 @@ class NodeCost:
         return sum(w.flops for w in (*self.forward, *self.backward))
 
     def forward_ms(self, kind: DeviceKind) -> float:
-        """Measured, or else a roofline estimate of the forward pass."""
-        if kind.name in self.measured:
-            return self.measured[kind.name][0]
-        return sum(w.ms(kind) for w in self.forward)
+        """From a profile, or else a roofline estimate of the forward pass."""
+        profiled = self._profiled(kind)
+        return profiled[0] if profiled else sum(w.ms(kind) for w in self.forward)
 
     def backward_ms(self, kind: DeviceKind) -> float:
-        """Measured, or else a roofline estimate of the backward pass."""
-        if kind.name in self.measured:
-            return self.measured[kind.name][1]
-        return sum(w.ms(kind) for w in self.backward) + sum(s.count * s.work.ms(kind) for s in self.sums)
+        """From a profile, or else a roofline estimate of the backward pass; ``sums`` included."""
+        profiled = self._profiled(kind)
+        own_ms = profiled[1] if profiled else sum(w.ms(kind) for w in self.backward)
+        return own_ms + sum(s.count * s.ms(kind) for s in self.sums)
+
+    def _profiled(self, kind: DeviceKind) -> tuple[float, float] | None:
+        return self.measured.get(kind.name) or self.scaled.get(kind.name)
 
     def is_measured(self, kind: DeviceKind) -> bool:
         """Whether its times on ``kind`` are measured; what costs nothing needs no measurement."""

@@ -7,6 +7,8 @@ Stages and virtual workers count from 0. Milliseconds are for one minibatch; byt
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any, Literal
 
@@ -171,7 +173,8 @@ class Plan(_Model):
         loss: Name of the loss among the last stage's outputs.
         weights: Whether the folder holds initial weights.
         cluster: The cluster file's content; ``cluster_digest`` its digest.
-        predicted: ``roofline`` or ``profile``: where the times come from.
+        predicted: ``roofline`` or ``profile``: where the times come from; ``runs``: of measured ones, the runs whose
+            stage times were shared out among operators.
     """
 
     format: Literal["hetpipe-plan"] = "hetpipe-plan"
@@ -190,6 +193,7 @@ class Plan(_Model):
     placement: str
     update_scale: float
     predicted: str = "roofline"
+    runs: tuple[str, ...] = ()
     loss: str | None = None
     weights: bool = False
     seed: int = 0
@@ -207,6 +211,16 @@ class Plan(_Model):
     def to_json(self) -> str:
         """Stable text: the same plan gives the same bytes."""
         return self.model_dump_json(indent=1) + "\n"
+
+    def computes(self) -> str:
+        """Digest of what each device computes: times measured with one plan are those of every plan with the same."""
+        stages = [
+            (worker.index, stage.device, stage.kind, stage.recompute, *stage.nodes)
+            for worker in self.virtual_workers
+            for stage in worker.stages
+        ]
+        model = self.workload.digest if self.workload is not None else ""
+        return hashlib.sha256(json.dumps([model, self.batch_size, stages]).encode()).hexdigest()
 
     @classmethod
     def load(cls, folder: Path) -> Plan:

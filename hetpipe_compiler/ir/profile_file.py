@@ -38,6 +38,8 @@ class Operator(_Spec):
         peak_bytes: Most memory in use at once beyond the arguments; None where the device does not tell.
         runs: Measured runs.
         skipped: Why it was not measured: its times stay estimates.
+        estimated: Whether its times are an estimate after all, which only those that were measured together with it
+            make better than a roofline.
     """
 
     forward_ms: Milliseconds | None = None
@@ -48,6 +50,7 @@ class Operator(_Spec):
     peak_bytes: int | None = None
     runs: int = 0
     skipped: str | None = None
+    estimated: bool = False
 
 
 class Profile(_Spec):
@@ -58,6 +61,7 @@ class Profile(_Spec):
         device: Name of the hardware.
         backend: ``cpu`` or ``cuda``.
         threads: CPU threads; 0 on a GPU.
+        run: The run whose stage times were shared out among the operators; None: each operator was measured.
     """
 
     format: Literal["hetpipe-profile"] = "hetpipe-profile"
@@ -67,6 +71,7 @@ class Profile(_Spec):
     backend: str
     torch: str
     threads: int
+    run: str | None = None
     operators: dict[str, Operator] = Field(default_factory=dict)
 
     def save(self, path: Path) -> None:
@@ -117,5 +122,7 @@ def merged(profiles: Sequence[Profile]) -> dict[str, dict[str, Operator]]:
     kinds: dict[str, dict[str, Operator]] = {}
     for profile in profiles:
         known = kinds.setdefault(profile.kind, {})
-        known.update({key: times for key, times in profile.operators.items() if times.skipped is None})
+        for key, times in profile.operators.items():
+            if times.skipped is None and not (times.estimated and key in known and not known[key].estimated):
+                known[key] = times
     return kinds
