@@ -78,10 +78,11 @@ def compile_graph(graph: Path, cluster: Cluster, out: Path, options: CompileOpti
     request = PlanRequest(
         options.staleness, options.placement, options.update_scale, weights=False, partitioner=options.made_by
     )
+    explained = plan_explanation(compilation, options)
     with pipeline.timed("codegen"):
         plan = build_graph_plan(compilation, request)
         write_graph_plan(out, plan, compilation.schedule, whole, decisions_text(compilation, options))
-    return CompileResult(plan, pipeline.seconds, explanation=plan_explanation(compilation, options))
+    return CompileResult(plan, pipeline.seconds, explanation=explained)
 
 
 def _needs_model(options: CompileOptions) -> list[str]:

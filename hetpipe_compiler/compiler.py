@@ -14,7 +14,7 @@ from hetpipe_compiler.codegen.build_plan import PlanRequest, build_plan
 from hetpipe_compiler.codegen.explain import explain as explanation
 from hetpipe_compiler.codegen.plan_folder import check_target
 from hetpipe_compiler.compile_graph import compile_graph, is_graph_file, refuse_options
-from hetpipe_compiler.files import write_text
+from hetpipe_compiler.files import check_file, write_text
 from hetpipe_compiler.frontend.capture import build_real, capture
 from hetpipe_compiler.frontend.load import LoadedWorkload, load_workload
 from hetpipe_compiler.frontend.profiled_graph import chain_graph
@@ -55,6 +55,8 @@ def compile(
     options = options or CompileOptions()
     out = Path(out)
     check_target(out)
+    if options.export_graph is not None:
+        check_file(options.export_graph)
     cluster = cluster if isinstance(cluster, Cluster) else Cluster.load(cluster)
     if is_graph_file(model):
         refuse_options(Path(model), ["settings"] if settings else [])
@@ -71,13 +73,11 @@ def compile(
         compilation.captured = capture(loaded, evaluation=True, opaque=options.opaque)
     for step in (*_model_passes(loaded, compilation, options), *planning):
         pipeline.run(step, compilation)
+    explained = plan_explanation(compilation, options)
     with pipeline.timed("weights"):
         model_built, weights = _initial_weights(loaded, compilation, options)
     with pipeline.timed("codegen"):
         plan, verification = _write_plan(out, loaded, model_built, weights, compilation, options, pipeline)
-    if options.export_graph is not None:
-        _export(options.export_graph, compilation)
-    explained = plan_explanation(compilation, options)
     return CompileResult(plan, pipeline.seconds, verification, explained)
 
 
@@ -120,10 +120,13 @@ def _write_plan(
     )
     found: list[Verification] = []
 
-    def check(folder: Path) -> None:
-        with pipeline.timed("verify"):
-            held = Verifier(loaded, model or build_real(loaded, options.seed), options.seed)
-            found.append(held.verify(folder))
+    def before_it_counts(folder: Path) -> None:
+        if options.verify:
+            with pipeline.timed("verify"):
+                held = Verifier(loaded, model or build_real(loaded, options.seed), options.seed)
+                found.append(held.verify(folder))
+        if options.export_graph is not None:
+            _export(options.export_graph, compilation)
 
     write_artifact(
         out,
@@ -133,7 +136,7 @@ def _write_plan(
         captured,
         costs,
         weights,
-        check if options.verify else None,
+        before_it_counts,
         decisions=decisions_text(compilation, options),
     )
     return built.plan, found[0] if found else None

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hetpipe_compiler.errors import ClusterError
+from hetpipe_compiler.errors import ClusterError, PlanningError
 from hetpipe_compiler.ir.decisions import Decisions
+from hetpipe_compiler.ir.limits import MOST_CLOCKS, MOST_IN_FLIGHT
 
 if TYPE_CHECKING:
     from hetpipe_compiler.ir.plan import Plan
     from hetpipe_compiler.verification.verify import Verification
+
+OBJECTIVES = ("hetpipe", "overlapped")
+RECOMPUTE = ("auto", "never", "always")
+#: Seeds that torch takes, from and to.
+_SEEDS = (-(1 << 63), (1 << 64) - 1)
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,10 @@ class CompileOptions:
         export_graph: Where to write the model as a profiled graph file; None: nowhere.
         explain_plan: Whether to say why the plan is as it is (plans several times more).
         dump_after: Names of passes whose result goes to ``on_dump``.
+
+    Raises:
+        PlanningError: HP307, HP310 an Nm or a D that no plan has.
+        ClusterError: HP221 an objective or choice that there is not; HP225 an update scale or a seed out of range.
     """
 
     policy: str = "ED"
@@ -62,12 +73,34 @@ class CompileOptions:
     on_dump: Callable[[str, str], Any] = field(default=lambda _name, _text: None)
     on_start: Callable[[str], Any] = field(default=lambda _name: None)
 
+    def __post_init__(self) -> None:
+        if self.nm is not None and not 1 <= self.nm <= MOST_IN_FLIGHT:
+            hint = f"give 1 to {MOST_IN_FLIGHT}"
+            raise PlanningError("HP307", f"Nm = {self.nm} minibatches in flight", where="--nm", hint=hint)
+        if not 0 <= self.staleness <= MOST_CLOCKS:
+            hint = f"give 0 to {MOST_CLOCKS}"
+            raise PlanningError("HP310", f"D = {self.staleness} clocks", where="--staleness", hint=hint)
+        _check_one_of("objective", self.objective, OBJECTIVES, "--objective")
+        _check_one_of("choice", self.recompute, RECOMPUTE, "--recompute")
+        if self.update_scale is not None and not 0 < self.update_scale < math.inf:
+            message = f"a factor of {self.update_scale} on updates: the servers' weights would not learn from them"
+            hint = "give a number above 0, or leave it out for 1 / number of virtual workers"
+            raise ClusterError("HP225", message, where="--update-scale", hint=hint)
+        if not _SEEDS[0] <= self.seed <= _SEEDS[1]:
+            hint = f"give {_SEEDS[0]} to {_SEEDS[1]}"
+            raise ClusterError("HP225", f"the seed {self.seed}", where="--seed", hint=hint)
+
     @property
     def made_by(self) -> str:
         """Who makes the stages, as the plan says it."""
         if self.decisions is not None:
             return self.decisions.author(self.decisions.partitioner)
         return "--split" if self.splits else self.partitioner or "search"
+
+
+def _check_one_of(what: str, value: str, known: tuple[str, ...], where: str) -> None:
+    if value not in known:
+        raise ClusterError("HP221", f"no {what} '{value}'", where=where, hint=f"one of {', '.join(known)}")
 
 
 def with_decisions(options: CompileOptions, path: Path) -> CompileOptions:

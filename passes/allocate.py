@@ -70,7 +70,7 @@ def allocate(cluster: Cluster, policy: str | Path) -> Allocation:
         return _allocation(cluster, name, groups)
     path = Path(policy)
     if path.suffix.lower() not in (".yaml", ".yml") and not path.is_file():
-        hint = suggestion(name, POLICIES, f"give a groups file (.yaml) with {_EXAMPLE}")
+        hint = suggestion(name, [*POLICIES, "auto"], f"give a groups file (.yaml) with {_EXAMPLE}")
         raise ClusterError("HP210", f"no policy '{policy}'", where="--policy", hint=hint)
     return _allocation(cluster, path.name, read_groups(read_yaml(path, "docs/cluster.md"), cluster, str(path)))
 

@@ -145,7 +145,10 @@ def _exchange_ms(cluster: Cluster, remote: float, device: Device, size_bytes: in
 def _blocks(chain: BlockChain, worker: DecidedWorker, where: str) -> list[tuple[int, ...]]:
     """The blocks of each stage."""
     if all(stage.blocks is not None and stage.begins_at is None for stage in worker.stages):
-        return [_ranges(str(stage.blocks), f"{where}.stages[{at}].blocks") for at, stage in enumerate(worker.stages)]
+        return [
+            _ranges(str(stage.blocks), len(chain), f"{where}.stages[{at}].blocks")
+            for at, stage in enumerate(worker.stages)
+        ]
     if any(stage.blocks is not None for stage in worker.stages):
         message = "some stages say their blocks, and some where they begin"
         raise ClusterError("HP240", message, where=where, hint="give every stage blocks, or every stage begins_at")
@@ -164,14 +167,18 @@ def _blocks(chain: BlockChain, worker: DecidedWorker, where: str) -> list[tuple[
     return [tuple(range(lo, hi)) for lo, hi in pairwise((*starts, len(chain)))]
 
 
-def _ranges(text: str, where: str) -> tuple[int, ...]:
-    """Blocks of ``0-57 60``."""
+def _ranges(text: str, blocks: int, where: str) -> tuple[int, ...]:
+    """Blocks of ``0-57 60``, of a model that has ``blocks``."""
     found: list[int] = []
     for part in text.replace(",", " ").split():
         low, dash, high = part.partition("-")
         if not low.isdecimal() or (dash and not high.isdecimal()):
             raise ClusterError("HP240", f"'{part}' is no range of blocks", where=where, hint="for example 0-57 60")
-        found += range(int(low), int(high if dash else low) + 1)
+        last = int(high if dash else low)
+        if last >= blocks or last < int(low):
+            hint = "the first number of a range is the smaller; --dump-after coarsen lists the blocks"
+            raise ClusterError("HP240", f"'{part}': the blocks are 0 to {blocks - 1}", where=where, hint=hint)
+        found += range(int(low), last + 1)
     return tuple(found)
 
 
@@ -198,12 +205,13 @@ def _check_memory(worker: PlannedWorker, where: str) -> None:
             )
         over = stage.memory["total"] - stage.memory["capacity"]
         if over > 0:
+            recompute = "" if stage.recompute else ", or let it recompute"
             raise PlanningError(
                 "HP317",
                 f"the stage needs {stage.memory['total'] / _MIB:.0f} MiB on {stage.device.id}"
                 f" ({stage.device.kind.name}), which is {over / _MIB:.1f} MiB more than it has",
                 where=f"{where}.stages[{at}]",
-                hint="give it fewer blocks or a larger device, lower in_flight, or let it recompute",
+                hint=f"give it fewer blocks or a larger device, lower in_flight{recompute}",
             )
 
 

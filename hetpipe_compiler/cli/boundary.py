@@ -13,6 +13,7 @@ any other exception                     1            "this is a bug in hetpipe-c
 
 from __future__ import annotations
 
+import io
 import platform
 import sys
 import traceback
@@ -38,6 +39,9 @@ def single_command(function: Callable[..., Any]) -> typer.Typer:
 
 def run_app(app: Callable[[], Any]) -> NoReturn:
     """Call ``app`` (a `typer.Typer` or any function) and end the process with the status of the table above."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that has no such letter shows ? and the command goes on
+            stream.reconfigure(errors="replace")
     try:
         app()
     except HetpipeError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hetpipe_compiler.cli.boundary import run_app, single_command
-from hetpipe_compiler.errors import ClusterError, PlanningError
+from hetpipe_compiler.errors import ClusterError
 
 if TYPE_CHECKING:
     from hetpipe_compiler.ir.plan import Plan
+    from hetpipe_compiler.options import CompileOptions
 
 #: Names of the passes, in order; here so that --help need not import them.
 PASSES = (
@@ -29,9 +31,6 @@ PASSES = (
     "schedule",
     "verify",
 )
-
-OBJECTIVES = ("hetpipe", "overlapped")
-RECOMPUTE = ("auto", "never", "always")
 
 #: Options by their headings in --help.
 _plan_option = partial(typer.Option, rich_help_panel="The plan")
@@ -130,43 +129,46 @@ def command(
     json: Annotated[bool, _print_option("--json", help="print the plan as JSON instead of tables")] = False,
 ) -> None:
     """Plan the training of MODEL on a mixed cluster and write stage modules, schedule and weights."""
-    _check(staleness, objective, recompute, dump_after or [])
+    from hetpipe_compiler.options import CompileOptions, with_decisions
+
+    _check(dump_after or [], json, memory)
+    options = CompileOptions(
+        policy=policy,
+        nm=nm,
+        staleness=staleness,
+        placement=placement,
+        update_scale=update_scale,
+        splits=_splits(split),
+        partitioner=partitioner,
+        objective=objective,
+        recompute=recompute,
+        explain_plan=explain_plan,
+        seed=seed,
+        weights=not no_weights,
+        verify=verify,
+        opaque=tuple(opaque or ()),
+        profiles=tuple(profile or ()),
+        export_graph=export_graph,
+        dump_after=frozenset(dump_after or []),
+        on_dump=lambda name, text: print(f"--- {name} ---\n{text}", file=sys.stderr if json else sys.stdout),
+    )
     if explain:
+        printing = {"--decisions": decisions is not None, "--memory": memory, "--json": json}
+        _refuse_beside_explain(options, printing | {"--time-passes": time_passes})
         _explain(model, settings or [], opaque or [])
         return
     if cluster is None:
         raise ClusterError("HP222", "no cluster file", where="--cluster", hint="only --explain needs none")
+    if decisions is not None:
+        options = with_decisions(options, decisions)
     from rich.console import Console
 
     errors = Console(stderr=True)
     with errors.status("loading torch") as status:
         from hetpipe_compiler.compile_graph import compile_graph, is_graph_file, refuse_options
         from hetpipe_compiler.ir.cluster import Cluster
-        from hetpipe_compiler.options import CompileOptions, with_decisions
 
-        options = CompileOptions(
-            policy=policy,
-            nm=nm,
-            staleness=staleness,
-            placement=placement,
-            update_scale=update_scale,
-            splits=_splits(split),
-            partitioner=partitioner,
-            objective=objective,
-            recompute=recompute,
-            explain_plan=explain_plan,
-            seed=seed,
-            weights=not no_weights,
-            verify=verify,
-            opaque=tuple(opaque or ()),
-            profiles=tuple(profile or ()),
-            export_graph=export_graph,
-            dump_after=frozenset(dump_after or []),
-            on_dump=lambda name, text: print(f"--- {name} ---\n{text}", file=sys.stderr if json else sys.stdout),
-            on_start=status.update,
-        )
-        if decisions is not None:
-            options = with_decisions(options, decisions)
+        options = replace(options, on_start=status.update)
         # What model.py prints must not land between the lines of the JSON.
         with contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext():
             if is_graph_file(model):
@@ -192,27 +194,35 @@ def _explain(model: Path, settings: list[str], opaque: list[str]) -> None:
 
     with Console(stderr=True).status("loading torch") as status, contextlib.redirect_stdout(sys.stderr):
         from hetpipe_compiler.compile_graph import is_graph_file, refuse_options
+
+        if is_graph_file(model):
+            refuse_options(model, ["--explain"])
         from hetpipe_compiler.compiler import explain
         from hetpipe_compiler.frontend.load import parse_settings
 
         status.update("capture")
-        if is_graph_file(model):
-            refuse_options(model, ["--explain"])
         text = explain(model, parse_settings(settings), opaque)
     print(text)
 
 
-def _check(staleness: int, objective: str, recompute: str, dump_after: list[str]) -> None:
-    if staleness < 0:
-        raise PlanningError("HP310", f"D = {staleness} clocks", where="--staleness", hint="give 0 or more")
-    if objective not in OBJECTIVES:
-        raise ClusterError(
-            "HP221", f"no objective '{objective}'", where="--objective", hint=f"one of {', '.join(OBJECTIVES)}"
-        )
-    if recompute not in RECOMPUTE:
-        raise ClusterError(
-            "HP221", f"no choice '{recompute}'", where="--recompute", hint=f"one of {', '.join(RECOMPUTE)}"
-        )
+def _refuse_beside_explain(options: CompileOptions, printing: dict[str, bool]) -> None:
+    """Raise `ClusterError` HP224 if an option is given that says how to plan: with ``--explain`` it means nothing."""
+    unset = type(options)()
+    names = {"staleness": "-D", "splits": "--split", "profiles": "--profile", "weights": "--no-weights"}
+    fields = [field for field in vars(unset) if field not in ("opaque", "on_dump", "on_start")]
+    given = [f for f in fields if getattr(options, f) != getattr(unset, f)]
+    extra = [names.get(f, "--" + f.replace("_", "-")) for f in given] + [
+        name for name, there in printing.items() if there
+    ]
+    if extra:
+        hint = f"leave out --explain, or {', '.join(extra)}"
+        raise ClusterError("HP224", "--explain plans nothing, so this means nothing", where=extra[0], hint=hint)
+
+
+def _check(dump_after: list[str], json: bool, memory: bool) -> None:
+    if json and memory:
+        hint = "leave out --memory: the JSON holds the memory parts already"
+        raise ClusterError("HP224", "--json prints no tables", where="--memory", hint=hint)
     for name in dump_after:
         if name not in PASSES:
             raise ClusterError("HP220", f"no pass '{name}'", where="--dump-after", hint=f"one of {', '.join(PASSES)}")

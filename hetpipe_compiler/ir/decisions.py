@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hetpipe_compiler.errors import ClusterError
 from hetpipe_compiler.ir.config_file import place, read_yaml, shown, suggestion
+from hetpipe_compiler.ir.limits import MOST_CLOCKS, MOST_IN_FLIGHT
 
 _HEAD = """\
 # What hetpipe-compile decided. Edit it, and have it checked, costed and written again:
@@ -70,13 +71,13 @@ class Decisions(_Entry):
     """
 
     policy: str = "by hand"
-    partitioner: str = "by hand"
+    partitioner: str = "hand"
     objective: Literal["hetpipe", "overlapped"] = "hetpipe"
-    nm: int = Field(ge=1)
-    staleness: int = Field(default=0, ge=0)
+    nm: int = Field(ge=1, le=MOST_IN_FLIGHT)
+    staleness: int = Field(default=0, ge=0, le=MOST_CLOCKS)
     placement: Literal["local", "round-robin"] = "local"
     recompute: Literal["never", "auto", "always"] = "auto"
-    update_scale: float | None = None
+    update_scale: float | None = Field(default=None, gt=0)
     virtual_workers: tuple[DecidedWorker, ...] = Field(min_length=1)
     digest: str | None = None
 
@@ -87,7 +88,12 @@ class Decisions(_Entry):
         if not isinstance(content, dict):
             raise _error("HP240", f"expected a mapping, got {shown(content)}", str(path), ())
         try:
-            return cls.model_validate_json(json.dumps(content, default=str))
+            text = json.dumps(content, default=str)
+        except (TypeError, ValueError, RecursionError):
+            message = "a key that is no text, or an anchor that holds itself"
+            raise _error("HP240", message, str(path), (), "put keys in quotes, and write entries out") from None
+        try:
+            return cls.model_validate_json(text)
         except ValidationError as error:
             raise _shape_error(error, str(path)) from None
 

@@ -88,6 +88,15 @@ ERRORS: dict[str, tuple[dict[str, str], list[str]]] = {
     "a bad --dump-after": ({}, ["--dump-after", "fuse"]),
     "a cut that is no block": ({}, ["--split", "fc9"]),
     "negative staleness": ({}, ["-D", "-1"]),
+    "staleness beyond all proof": ({}, ["-D", "1000000"]),
+    "more in flight than a machine word": ({}, ["--nm", "9" * 30]),
+    "updates times nothing": ({}, ["--update-scale", "0"]),
+    "updates times no number": ({}, ["--update-scale", "nan"]),
+    "a seed that torch does not take": ({}, ["--seed", "9" * 30]),
+    "tables and JSON": ({}, ["--json", "--memory"]),
+    "an explanation with a plan's options": ({}, ["--explain", "--verify", "--no-weights", "--json"]),
+    "a graph file that cannot be written": ({}, ["--export-graph", "missing/graph.json", "--no-weights"]),
+    "a choice of recomputation that there is not": ({}, ["--recompute", "sometimes"]),
     "a folder that is no plan": ({"out/notes.txt": "mine"}, []),
 }  # fmt: skip
 
