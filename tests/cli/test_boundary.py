@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -90,3 +91,10 @@ def test_a_missing_plan_is_one_error(tmp_path: object) -> None:
     assert result.returncode == 2
     assert result.stderr.startswith("error[HP401]: ")
     assert result.stderr.count("\n") == 2
+
+
+def test_a_terminal_without_a_letter_shows_a_question_mark() -> None:
+    code = "from hetpipe_compiler.cli.boundary import run_app; run_app(lambda: print('\\u2192 1'))"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, env=environment)
+    assert (ended.returncode, ended.stdout) == (0, b"? 1\n"), ended.stderr
