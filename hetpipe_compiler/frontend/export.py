@@ -1,24 +1,16 @@
-"""Run ``torch.export`` on a training step, and tell in the user's terms why it cannot follow.
-
-Export follows one call of ``forward``. What a call leaves behind in plain attributes, for the next call to find, is
-lost on it; a model that counts on such an attribute is refused rather than changed in meaning.
-"""
+"""Run ``torch.export`` on a training step, and tell in the user's terms why it cannot follow."""
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import inspect
 import io
 import logging
 import re
-import textwrap
 import traceback
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 from unittest import mock
 
 import torch
@@ -27,99 +19,16 @@ from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from hetpipe_compiler.errors import WorkloadError
-from hetpipe_compiler.frontend.frozen_calls import refusing_other_random_numbers, watched_calls
+from hetpipe_compiler.frontend.call_to_call import Observed, ObservedStep, refuse_state
+from hetpipe_compiler.frontend.frozen_calls import watched_calls
 from hetpipe_compiler.frontend.idle_python import idle_python
 from hetpipe_compiler.frontend.load import user_line
 from hetpipe_compiler.frontend.own_gradients import OwnGradients
+from hetpipe_compiler.frontend.python_state import PythonState
 from hetpipe_compiler.frontend.regions import autocast_on_cpu
 from hetpipe_compiler.frontend.training_step import TrainingStep
 from hetpipe_compiler.garbage import no_cyclic_garbage
 from hetpipe_compiler.ir.source import is_internal, short_path
-
-#: Module path and attribute.
-_Attribute: TypeAlias = tuple[str, str]
-
-
-@dataclass(eq=False)
-class _Observed:
-    """Plain attributes of modules before and after ``forward``; export puts them back, so they are looked at inside
-    it."""
-
-    before: dict[_Attribute, Any] = field(default_factory=dict)
-    after: dict[_Attribute, Any] = field(default_factory=dict)
-
-    def changed_numbers(self) -> dict[_Attribute, Any]:
-        """Numbers and flags that the call changed, with their new values."""
-        return {
-            key: value
-            for key, value in self.after.items()
-            if isinstance(value, (bool, int, float))
-            and isinstance(self.before.get(key), (bool, int, float))
-            and value != self.before[key]
-        }
-
-    def new_tensors(self) -> dict[_Attribute, torch.Tensor]:
-        """Attributes that were None and hold a tensor now."""
-        return {
-            key: value
-            for key, value in self.after.items()
-            if isinstance(value, torch.Tensor) and key in self.before and self.before[key] is None
-        }
-
-    def replaced_tensors(self) -> set[_Attribute]:
-        """Attributes that held a tensor and hold another one now."""
-        return {
-            key
-            for key, value in self.before.items()
-            if isinstance(value, torch.Tensor) and self.after.get(key) is not value
-        }
-
-
-class _ObservedStep(TrainingStep):
-    """A training step that notes what its call does to plain attributes."""
-
-    def __init__(self, step: TrainingStep, observed: _Observed, path: Path) -> None:
-        torch.nn.Module.__init__(self)
-        self.__dict__.update(step.__dict__)
-        self._observed, self._path = observed, path
-
-    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
-        self._observed.before = _plain_attributes(self)
-        buffers = [(module, dict(module._buffers)) for module in self.modules()]
-        with refusing_other_random_numbers(self._path):
-            loss = super().forward(*tensors)
-        for module, before in buffers:
-            _write_assigned(module, before)
-        self._observed.after = _plain_attributes(self)
-        return loss
-
-
-def _write_assigned(module: torch.nn.Module, before: dict[str, torch.Tensor | None]) -> None:
-    """``self.buffer = value`` gets lost on export where the module is not the outermost: write the value instead."""
-    for name, old in before.items():
-        new = module._buffers.get(name)
-        if old is None or new is old:
-            continue
-        if new is None or new.shape != old.shape or new.dtype != old.dtype:
-            raise WorkloadError(
-                "HP113",
-                f"forward puts another kind of tensor in the place of buffer '{name}'",
-                where=_assignment(module, name),
-                hint="keep its shape and dtype, and change it in place",
-            )
-        with torch.no_grad():
-            old.copy_(new)
-        module._buffers[name] = old
-
-
-def _plain_attributes(step: torch.nn.Module) -> dict[_Attribute, Any]:
-    kinds = (bool, int, float, torch.Tensor, type(None))
-    return {
-        (path, name): value
-        for path, module in step.named_modules()
-        for name, value in (*vars(module).items(), *module._buffers.items())
-        if isinstance(value, kinds)
-    }
 
 
 def export_step(
@@ -132,100 +41,12 @@ def export_step(
             makes gradients of its own.
         Exception: Whatever export raises.
     """
-    observed, gradients = _Observed(), OwnGradients(path)
+    observed, gradients = Observed(), OwnGradients(path)
     with gradients.watched(), watched_calls(path):
-        program, note = _export(_ObservedStep(step, observed, path), tensors)
+        program, note = _export(ObservedStep(step, observed, path), tensors)
     gradients.check()
-    for module, name in observed.replaced_tensors():
-        full = f"{module}.{name}".lstrip(".")
-        if full in program.constants:
-            raise _keeps_state(step, module, name, "", path)
-    for (module, name), value in observed.new_tensors().items():
-        if _follows_batch(program, value) and _asks_for_none(step.get_submodule(module), name):
-            raise _keeps_state(step, module, name, "", path)
-    changed = observed.changed_numbers()
-    if changed:
-        _refuse_counters(step, tensors, program, changed, path)
+    refuse_state(step, tensors, program, observed, _export, path)
     return program, note
-
-
-def _refuse_counters(
-    step: TrainingStep,
-    tensors: tuple[torch.Tensor, ...],
-    program: ExportedProgram,
-    changed: dict[_Attribute, Any],
-    path: Path,
-) -> None:
-    """Make the next call: HP113 if it computes something else, or changes the numbers again."""
-    modules = dict(step.named_modules())
-    old = {key: getattr(modules[key[0]], key[1]) for key in changed}
-    next_call = _Observed()
-    try:
-        for (module, name), value in changed.items():
-            setattr(modules[module], name, value)
-        again, _ = _export(_ObservedStep(step, next_call, path), tensors)
-    finally:
-        for (module, name), value in old.items():
-            setattr(modules[module], name, value)
-    moving = next_call.changed_numbers()
-    if moving or str(again.graph) != str(program.graph):
-        key = next(iter(moving or changed))
-        raise _keeps_state(step, *key, f" ({old.get(key)}, then {changed.get(key)})", path)
-
-
-def _follows_batch(program: ExportedProgram, value: torch.Tensor) -> bool:
-    """Whether a tensor made in forward depends on more of the batch than its sizes."""
-    memory = value.untyped_storage()._cdata
-    vals = {n: n.meta.get("val") for n in program.graph.nodes}
-    stack = [n for n, v in vals.items() if isinstance(v, torch.Tensor) and v.untyped_storage()._cdata == memory]
-    seen = set(stack)
-    while stack:
-        node = stack.pop()
-        if node.name in program.graph_signature.user_inputs:
-            return True
-        if isinstance(vals[node], torch.Tensor):
-            new = [n for n in node.all_input_nodes if n not in seen]
-            seen.update(new)
-            stack += new
-    return False
-
-
-def _asks_for_none(module: torch.nn.Module, name: str) -> bool:
-    """Whether the module's class treats its first call apart: ``self.name is None``."""
-    try:
-        source = inspect.getsource(type(module))
-    except (OSError, TypeError):
-        return False
-    return re.search(rf"\bself\.{name}\s+is\s+(not\s+)?None\b", source) is not None
-
-
-def _keeps_state(step: TrainingStep, module: str, name: str, values: str, path: Path) -> WorkloadError:
-    owner = dict(step.named_modules())[module]
-    title = f"{module.removeprefix('model').lstrip('.')}.{name}".lstrip(".")
-    return WorkloadError(
-        "HP113",
-        f"forward changes the plain attribute '{title}' from call to call{values}; the captured model would not",
-        where=(_assignment(owner, name) or str(path)).replace(str(path.resolve()), str(path)),
-        hint="make it a buffer (register_buffer) and change it in place, or keep the count outside the model",
-    )
-
-
-def _assignment(module: torch.nn.Module, name: str) -> str | None:
-    """The line of the module's class that assigns the attribute outside ``__init__``."""
-    try:
-        lines, first = inspect.getsourcelines(type(module))
-        tree = ast.parse(textwrap.dedent("".join(lines)))
-    except (OSError, TypeError, SyntaxError):
-        return None
-    functions = [f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) and f.name != "__init__"]
-    for node in (n for f in functions for n in ast.walk(f)):
-        targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AugAssign) else []
-        )
-        if any(isinstance(t, ast.Attribute) and t.attr == name for t in targets):
-            assert isinstance(node, (ast.Assign, ast.AugAssign))
-            return f"{inspect.getsourcefile(type(module))}:{first + node.lineno - 1}"
-    return None
 
 
 def _export(step: TrainingStep, tensors: tuple[torch.Tensor, ...]) -> tuple[ExportedProgram, str | None]:
@@ -236,7 +57,7 @@ def _export(step: TrainingStep, tensors: tuple[torch.Tensor, ...]) -> tuple[Expo
             note = "the example's batch size is 1, which export takes as a constant"
         else:
             try:
-                program = torch.export.export(step, tensors, dynamic_shapes=(free,), strict=False)
+                program = _exported(step, tensors, (free,))
                 if _is_free(program):
                     return program, None
                 note = "the model turns the batch size into a constant"
@@ -244,7 +65,16 @@ def _export(step: TrainingStep, tensors: tuple[torch.Tensor, ...]) -> tuple[Expo
                 raise
             except Exception as error:
                 note = f"the model needs a fixed batch size: {first_line(error)}"
-        return torch.export.export(step, tensors, strict=False), note
+        return _exported(step, tensors, None), note
+
+
+def _exported(step: TrainingStep, tensors: tuple[torch.Tensor, ...], sizes: Any) -> ExportedProgram:
+    """Export leaves what modules hold in Python as it was, in the same containers (torch puts copies there)."""
+    state = PythonState.of(step)
+    try:
+        return torch.export.export(step, tensors, dynamic_shapes=sizes, strict=False)
+    finally:
+        state.put_back()
 
 
 def _is_free(program: ExportedProgram) -> bool:

@@ -1,0 +1,281 @@
+"""Refuse a model that keeps something in Python from one call of ``forward`` to the next: HP113.
+
+Export follows one call. What the call leaves behind outside of buffers, for the next call to find, is lost on it. So
+where a call has changed something there, the next one is made as well:
+
+1. If that changes the same things again, they are state (a counter, a list that grows).
+2. If it reads a tensor that the first call has kept, and that follows the batch, that tensor is state (a memory).
+3. If it computes something else, but for reading tensors instead of making them, the first call was a special one.
+4. Else what was kept is a cache, and harmless.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import fx
+from torch._subclasses import FakeTensor
+from torch.export import ExportedProgram
+
+from hetpipe_compiler.errors import WorkloadError
+from hetpipe_compiler.frontend.frozen_calls import refusing_other_random_numbers
+from hetpipe_compiler.frontend.python_state import Place, PythonState
+from hetpipe_compiler.frontend.training_step import TrainingStep
+
+_Export: TypeAlias = Callable[[TrainingStep, tuple[torch.Tensor, ...]], tuple[ExportedProgram, str | None]]
+_HINT = (
+    "make it a buffer (register_buffer) and change it in place, keep the count outside the model, or keep its module "
+    "whole: --opaque MODULE"
+)
+
+
+@dataclass(eq=False)
+class Observed:
+    """What modules hold in Python before and after ``forward``; export puts it back, so it is looked at inside."""
+
+    before: PythonState = field(default_factory=PythonState)
+    after: PythonState = field(default_factory=PythonState)
+
+    def replaced_tensors(self) -> dict[Place, torch.Tensor]:
+        """Tensors that lay where another one, or none, lies now."""
+        return {
+            place: value
+            for place, value in self.before.values.items()
+            if isinstance(value, torch.Tensor) and self.after.values.get(place) is not value
+        }
+
+
+class ObservedStep(TrainingStep):
+    """A training step that notes what its call does in Python."""
+
+    def __init__(self, step: TrainingStep, observed: Observed, path: Path) -> None:
+        torch.nn.Module.__init__(self)
+        self.__dict__.update(step.__dict__)
+        self._observed, self._path = observed, path
+
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+        self._observed.before = PythonState.of(self)
+        buffers = [(module, dict(module._buffers)) for module in self.modules()]
+        with refusing_other_random_numbers(self._path):
+            loss = super().forward(*tensors)
+        for module, before in buffers:
+            _write_assigned(module, before)
+        self._observed.after = PythonState.of(self)
+        return loss
+
+
+def _write_assigned(module: torch.nn.Module, before: dict[str, torch.Tensor | None]) -> None:
+    """``self.buffer = value`` gets lost on export where the module is not the outermost: write the value instead."""
+    for name, old in before.items():
+        new = module._buffers.get(name)
+        if old is None or new is old:
+            continue
+        if new is None or new.shape != old.shape or new.dtype != old.dtype:
+            raise WorkloadError(
+                "HP113",
+                f"forward puts another kind of tensor in the place of buffer '{name}'",
+                where=_changing_line(module, name),
+                hint="keep its shape and dtype, and change it in place",
+            )
+        with torch.no_grad():
+            old.copy_(new)
+        module._buffers[name] = old
+
+
+def refuse_state(
+    step: TrainingStep,
+    tensors: tuple[torch.Tensor, ...],
+    program: ExportedProgram,
+    observed: Observed,
+    export: _Export,
+    path: Path,
+) -> None:
+    """Raises `WorkloadError` HP113 if the call that was exported leaves something to the next one.
+
+    Args:
+        step: The training step.
+        tensors: What it was exported with.
+        program: What that gave.
+        observed: What was seen in that call.
+        export: Makes the next call.
+        path: The user's file.
+    """
+    read = {_memory(value) for value in program.constants.values() if isinstance(value, torch.Tensor)}
+    for place, tensor in observed.replaced_tensors().items():
+        if ".".join(place).lstrip(".") in program.constants or _memory(tensor) in read:
+            raise _keeps_state(step, place, "", path)
+    changed = observed.after.changed(observed.before)
+    left = [v for _, v in changed.values() if isinstance(v, torch.Tensor)]
+    if len(left) < len(changed) or any(_follows_batch(program, tensor) for tensor in left):
+        _compare_next_call(step, tensors, program, observed, export, path)
+
+
+def _compare_next_call(
+    step: TrainingStep,
+    tensors: tuple[torch.Tensor, ...],
+    program: ExportedProgram,
+    observed: Observed,
+    export: _Export,
+    path: Path,
+) -> None:
+    changed = observed.after.changed(observed.before)
+    start, next_call, kept = PythonState.of(step), Observed(), _Kept(tensors[0].device)
+    try:
+        observed.after.put_back(kept.stand_in)
+        again, _ = export(ObservedStep(step, next_call, path), tensors)
+    finally:
+        start.put_back()
+    moving = next_call.after.changed(observed.after)
+    if moving:
+        place = next(iter(moving))
+        raise _keeps_state(step, place, _told(changed.get(place, moving[place])), path)
+    read = kept.read_by(again)
+    for tensor in read:
+        if _follows_batch(program, tensor):
+            place = next((at for at, value in observed.after.values.items() if value is tensor), next(iter(changed)))
+            raise _keeps_state(step, place, "", path)
+    if str(again.graph) != str(program.graph) and not (read and _same_but_kept(program, again, kept)):
+        place = next((at for at, (_, new) in changed.items() if not isinstance(new, torch.Tensor)), next(iter(changed)))
+        raise _keeps_state(step, place, _told(changed[place]), path)
+
+
+class _Kept:
+    """Tensors that a call has kept, and what stands for them in the next one."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pairs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def stand_in(self, value: Any) -> Any:
+        """A tensor of no export for one of the last, its size for a symbol."""
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return value.node.hint if value.node.has_hint() else value
+        if not isinstance(value, FakeTensor):
+            return value
+        if id(value) not in self._pairs:
+            sizes = [self.stand_in(size) for size in value.shape]
+            self._pairs[id(value)] = value, torch.zeros(sizes, dtype=value.dtype, device=self._device)
+        return self._pairs[id(value)][1]
+
+    def read_by(self, program: ExportedProgram) -> list[torch.Tensor]:
+        """Those that a program reads, as they were."""
+        constants = {_memory(c) for c in program.constants.values() if isinstance(c, torch.Tensor)}
+        return [old for old, new in self._pairs.values() if _memory(new) in constants]
+
+    def names_in(self, program: ExportedProgram) -> set[str]:
+        """Under which names a program reads them."""
+        memories = {_memory(new) for _, new in self._pairs.values()}
+        names = {n for n, c in program.constants.items() if isinstance(c, torch.Tensor) and _memory(c) in memories}
+        return {
+            node for node, name in program.graph_signature.inputs_to_lifted_tensor_constants.items() if name in names
+        }
+
+    @property
+    def memories(self) -> set[int]:
+        return {_memory(old) for old, _ in self._pairs.values()}
+
+
+def _same_but_kept(program: ExportedProgram, again: ExportedProgram, kept: _Kept) -> bool:
+    """Whether the calls apply the same operators, but for those that make what is kept."""
+    names = kept.names_in(again)
+    placed = {_memory(n.meta["val"]) for n in again.graph.nodes if n.name in names}
+    return _operators(program.graph, kept.memories) == _operators(again.graph, placed)
+
+
+def _operators(graph: fx.Graph, kept: set[int]) -> Counter[str]:
+    """What the graph's results and writes are made with, not looking behind what lies in the memories ``kept``."""
+    stack = [n for n in graph.nodes if n.op == "output" or (not n.users and _writes(n))]
+    seen = set(stack)
+    while stack:
+        for node in stack.pop().all_input_nodes:
+            value = node.meta.get("val")
+            if node not in seen and not (isinstance(value, torch.Tensor) and _memory(value) in kept):
+                seen.add(node)
+                stack.append(node)
+    return Counter(str(node.target) for node in seen if node.op == "call_function")
+
+
+def _writes(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def _follows_batch(program: ExportedProgram, value: torch.Tensor) -> bool:
+    """Whether a tensor made in forward depends on more of the batch than its sizes."""
+    memory = _memory(value)
+    vals = {n: n.meta.get("val") for n in program.graph.nodes}
+    stack = [n for n, v in vals.items() if isinstance(v, torch.Tensor) and _memory(v) == memory]
+    seen = set(stack)
+    while stack:
+        node = stack.pop()
+        if node.name in program.graph_signature.user_inputs:
+            return True
+        if isinstance(vals[node], torch.Tensor):
+            new = [n for n in node.all_input_nodes if n not in seen]
+            seen.update(new)
+            stack += new
+    return False
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _told(values: tuple[Any, Any]) -> str:
+    old, new = values
+    short = all(len(str(value)) < 40 and not isinstance(value, torch.Tensor) for value in values)
+    return f" ({old}, then {new})" if short else ""
+
+
+def _keeps_state(step: TrainingStep, place: Place, values: str, path: Path) -> WorkloadError:
+    module, name = place
+    owner = dict(step.named_modules()).get(module, step.loss)
+    title = f"{module.removeprefix('model').lstrip('.')}.{name}".lstrip(".")
+    kind = "plain attribute" if name.isidentifier() else "Python value"
+    return WorkloadError(
+        "HP113",
+        f"forward changes the {kind} '{title}' from call to call{values}; the captured model would not",
+        where=(_changing_line(owner, name) or str(path)).replace(str(path.resolve()), str(path)),
+        hint=_HINT,
+    )
+
+
+def _changing_line(owner: Any, name: str) -> str | None:
+    """The line of the owner's class that assigns the attribute outside ``__init__``, or else calls a method of it."""
+    try:
+        lines, first = inspect.getsourcelines(type(owner))
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (OSError, TypeError, SyntaxError):
+        return None
+    attribute = re.split(r"\W", name, maxsplit=1)[0]
+    functions = [f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) and f.name != "__init__"]
+    nodes = [node for f in functions for node in ast.walk(f)]
+    assigned = [n for n in nodes if _about(_targets(n), attribute)]
+    called = [n for n in nodes if isinstance(n, ast.Call) and _about([n.func], attribute)]
+    line = next((n.lineno for n in (*assigned, *called) if isinstance(n, (ast.stmt, ast.expr))), None)
+    return None if line is None else f"{inspect.getsourcefile(type(owner))}:{first + line - 1}"
+
+
+def _targets(node: ast.AST) -> Iterable[ast.expr]:
+    if isinstance(node, ast.Assign):
+        return node.targets
+    return [node.target] if isinstance(node, (ast.AugAssign, ast.AnnAssign)) else []
+
+
+def _about(targets: Iterable[ast.expr], attribute: str) -> bool:
+    """Whether one of them is an attribute of that name, or something in it."""
+    for target in targets:
+        part = target
+        while isinstance(part, (ast.Subscript, ast.Attribute)):
+            if isinstance(part, ast.Attribute) and part.attr == attribute:
+                return True
+            part = part.value
+    return False

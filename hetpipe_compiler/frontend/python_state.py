@@ -1,0 +1,188 @@
+"""What modules hold in Python, outside their parameters, buffers and submodules: numbers, texts, containers, objects.
+
+Export follows one call of ``forward``. What the call changes here is lost on it, so the change must be seen. A
+`PythonState` is what there was at one moment: each value under its name, such as ``calls['n']``, and enough to put it
+back. Out of reach: module-level variables, closures, generators, and objects of Python's own library and of torch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+#: Path of a module below the training step, and where in it: an attribute, or what lies in one.
+Place: TypeAlias = tuple[str, str]
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_CODE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
+_DICTS = (dict, OrderedDict, defaultdict, Counter)
+#: Attributes of every module; its train flag is one that forward may change.
+_OF_EVERY_MODULE = frozenset(vars(torch.nn.Module())) - {"training"}
+#: How far and how much is looked at: below one attribute, in one container, in one array (bytes).
+_DEPTH, _MOST_ITEMS, _MOST_BYTES = 8, 4096, 1 << 20
+
+
+@dataclass(frozen=True)
+class Items:
+    """A container, by how much it holds."""
+
+    kind: str
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.count} item{'' if self.count == 1 else 's'}"
+
+
+@dataclass(eq=False)
+class PythonState:
+    """The state of a training step at one moment.
+
+    Attributes:
+        values: Every value by its place, a container before what lies in it. Tensors are themselves, containers are
+            `Items`, and whatever else has a state to compare is a text.
+    """
+
+    values: dict[Place, Any] = field(default_factory=dict)
+    _contents: list[tuple[Any, Any]] = field(default_factory=list)
+    _seen: set[int] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, step: torch.nn.Module) -> PythonState:
+        """The state of the modules below ``step``, and of its loss if that is an object."""
+        state = cls()
+        modules = [(path, module) for path, module in step.named_modules() if path]
+        state._seen.update(id(module) for _, module in modules)
+        for path, module in modules:
+            own = _attributes(module)
+            state._contents.append((vars(module), own))
+            for name, value in (*own.items(), *module._buffers.items()):
+                state._look(path, name, value, 0)
+        loss = getattr(step, "loss", None)
+        if not isinstance(loss, torch.nn.Module):
+            state._look("loss", "", loss, 0)
+        return state
+
+    def put_back(self, stand_in: Callable[[Any], Any] = lambda value: value) -> None:
+        """Have the modules hold this again, in the same containers; ``stand_in`` gives what to put for a tensor or a
+        symbolic number."""
+        for holder, contents in self._contents:
+            _fill(holder, contents, stand_in)
+
+    def changed(self, before: PythonState) -> dict[Place, tuple[Any, Any]]:
+        """What was another value before, or was not there: old and new value. One tensor is as good as another."""
+        places = dict.fromkeys((*self.values, *before.values))
+        pairs = {at: (before.values.get(at), self.values.get(at)) for at in places}
+        return {at: pair for at, pair in pairs.items() if not _same(*pair)}
+
+    def _look(self, path: str, name: str, value: Any, depth: int) -> None:
+        """Note the value and what lies in it."""
+        if isinstance(value, (torch.Tensor, *_PLAIN)):
+            self.values[path, name] = value
+        elif isinstance(value, _SYMBOLS):
+            self.values[path, name] = str(value)
+        elif isinstance(value, _CODE) or id(value) in self._seen or depth > _DEPTH:
+            return
+        elif (text := _own_state(value)) is not None:
+            self.values[path, name] = text
+        else:
+            self._seen.add(id(value))
+            self._look_into(path, name, value, depth)
+
+    def _look_into(self, path: str, name: str, value: Any, depth: int) -> None:
+        if isinstance(value, (dict, list, tuple, deque, set, frozenset)):
+            self.values[path, name] = Items(type(value).__name__, len(value))
+            if len(value) > _MOST_ITEMS:
+                return
+            if type(value) in (*_DICTS, list, deque, set):
+                self._contents.append((value, _copy(value)))
+            if isinstance(value, (set, frozenset)):
+                self.values[path, name + " (in it)"] = " ".join(sorted(map(_key, value)))
+                return
+            pairs = value.items() if isinstance(value, dict) else enumerate(value)
+            for key, part in pairs:
+                self._look(path, f"{name}[{_key(key)}]", part, depth + 1)
+        elif hasattr(value, "__dict__") and not _foreign(value):
+            own = _attributes(value)
+            self._contents.append((vars(value), own))
+            for key, part in own.items():
+                self._look(path, f"{name}.{key}".lstrip("."), part, depth + 1)
+
+
+def _attributes(owner: Any) -> dict[str, Any]:
+    names = _OF_EVERY_MODULE if isinstance(owner, torch.nn.Module) else ()
+    return {name: value for name, value in vars(owner).items() if name not in names}
+
+
+def _copy(container: Any) -> Any:
+    return dict(container) if isinstance(container, dict) else list(container)
+
+
+def _fill(holder: Any, contents: Any, stand_in: Callable[[Any], Any]) -> None:
+    """Give a container or a ``__dict__`` its contents; it is left alone where it has them."""
+    if isinstance(holder, dict):
+        wanted = {key: _deep(value, stand_in) for key, value in contents.items()}
+        for key in [k for k in holder if k not in wanted and k not in _OF_EVERY_MODULE]:
+            del holder[key]
+        for key, value in wanted.items():
+            if key not in holder or holder[key] is not value:
+                holder[key] = value
+        return
+    new = [_deep(value, stand_in) for value in contents]
+    old = list(holder)
+    if len(old) == len(new) and all(a is b for a, b in zip(old, new, strict=True)):
+        return
+    holder.clear()
+    if isinstance(holder, set):
+        holder.update(new)
+    else:
+        holder.extend(new)
+
+
+def _deep(value: Any, stand_in: Callable[[Any], Any]) -> Any:
+    """The value with its stand-ins; a tuple is made anew where something in it has one."""
+    if isinstance(value, (torch.Tensor, *_SYMBOLS)):
+        return stand_in(value)
+    if type(value) in (tuple, torch.Size):
+        parts = [_deep(part, stand_in) for part in value]
+        return value if all(a is b for a, b in zip(parts, value, strict=True)) else type(value)(parts)
+    return value
+
+
+def _same(old: Any, new: Any) -> bool:
+    if isinstance(old, torch.Tensor) or isinstance(new, torch.Tensor):
+        return isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor)
+    return type(old) is type(new) and bool(old == new or (old != old and new != new))
+
+
+def _own_state(value: Any) -> str | None:
+    """The state of what is no container and has no attributes to look at."""
+    if isinstance(value, random.Random):
+        return str(hash(value.getstate()))
+    if isinstance(value, np.random.Generator):
+        return str(value.bit_generator.state)
+    if isinstance(value, np.random.RandomState):
+        return str(hash(value.get_state(legacy=True)[1].tobytes())) + str(value.get_state(legacy=True)[2])
+    if isinstance(value, np.ndarray) and value.dtype != object and value.nbytes <= _MOST_BYTES:
+        return f"{value.shape} {value.dtype} {hash(value.tobytes())}"
+    return repr(value) if isinstance(value, (itertools.count, np.generic)) else None
+
+
+def _foreign(value: Any) -> bool:
+    """An object of Python's own library or of torch's, which may count for itself (but for a plain namespace)."""
+    package = type(value).__module__.partition(".")[0]
+    inside = isinstance(value, (SimpleNamespace, torch.nn.Module))
+    return not inside and (package in ("torch", "numpy") or package in sys.stdlib_module_names)
+
+
+def _key(key: Any) -> str:
+    return repr(key) if isinstance(key, _PLAIN) else type(key).__name__
