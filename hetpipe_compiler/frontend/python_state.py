@@ -171,7 +171,8 @@ def _own_state(value: Any) -> str | None:
     if isinstance(value, np.random.Generator):
         return str(value.bit_generator.state)
     if isinstance(value, np.random.RandomState):
-        return str(hash(value.get_state(legacy=True)[1].tobytes())) + str(value.get_state(legacy=True)[2])
+        kind, keys, position, *_ = value.get_state(legacy=True)
+        return f"{kind} {hash(np.asarray(keys).tobytes())} {position}"
     if isinstance(value, np.ndarray) and value.dtype != object and value.nbytes <= _MOST_BYTES:
         return f"{value.shape} {value.dtype} {hash(value.tobytes())}"
     return repr(value) if isinstance(value, (itertools.count, np.generic)) else None
