@@ -1,0 +1,81 @@
+"""What a model keeps in Python from one call to the next: state is refused with its line, a cache is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hetpipe_compiler.errors import WorkloadError
+from hetpipe_compiler.frontend.capture import capture
+from hetpipe_compiler.frontend.load import load_workload
+
+_MODEL = """
+from collections import deque
+
+import torch
+from torch import nn
+
+from hetpipe_compiler import Workload
+
+
+class Meter:
+    def __init__(self):
+        self.count = 0
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.head = nn.Linear(8, 8), nn.Linear(8, 5)
+        self.calls, self.kept, self.recent, self.meter, self.step = {"n": 0}, [], deque(maxlen=2), Meter(), None
+
+    def forward(self, x):
+        h = self.a(x)
+        {body}
+        return self.head(h)
+
+
+def workload():
+    return Workload(
+        model=Net,
+        example=lambda: (torch.randn(4, 8), torch.randint(0, 5, (4,))),
+        loss=nn.CrossEntropyLoss(),
+        targets=1,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    )
+"""
+
+STATE = {
+    "counter in a dict": ("self.calls['n'] += 1; h = h / self.calls['n']", "calls"),
+    "growing deque": ("self.recent.append(len(self.recent)); h = h * len(self.recent)", "recent"),
+    "counter from None": ("self.step = 1 if self.step is None else self.step + 1; h = h * self.step", "step"),
+    "counter of an object": ("self.meter.count += 1; h = h * self.meter.count", "meter"),
+    "memory of the batch before": ("h = h + sum(self.kept); self.kept = [h.detach()]", "kept"),
+}
+CACHES = {
+    "table by width": "h = h + self.calls.setdefault(x.shape[1], torch.ones(x.shape[1]))",
+    "refilled in every call": "self.kept.clear(); self.kept.append(h.square().mean()); h = h + self.kept[0]",
+}
+
+
+def _captured(folder: Path, body: str) -> None:
+    path = folder / "model.py"
+    path.write_text(_MODEL.replace("{body}", body))
+    capture(load_workload(path, {}))
+
+
+@pytest.mark.parametrize("name", STATE)
+def test_state_is_refused(name: str, tmp_path: Path) -> None:
+    body, attribute = STATE[name]
+    with pytest.raises(WorkloadError) as caught:
+        _captured(tmp_path, body)
+    assert caught.value.code == "HP113"
+    assert attribute in str(caught.value)
+    line = _MODEL.split("{body}")[0].count("\n") + 1
+    assert f"model.py:{line}" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_caches_are_not(name: str, tmp_path: Path) -> None:
+    _captured(tmp_path, CACHES[name])
