@@ -217,8 +217,9 @@ class _CostInterpreter(fx.Interpreter):
             self._saver.owners.setdefault(leaf.untyped_storage()._cdata, node.name)
         self._note(node, value, forward, backward.work, differentiable or kept, self._saved_by(node), key)
         self._note_view(node, value)
-        if differentiable:
-            for target in mutated_arguments(node):
+        gained = {id(leaf) for leaf, after in zip(leaves, given, strict=True) if _gained_gradient(leaf, after)}
+        for target in mutated_arguments(node) if differentiable else ():
+            if id(self.env[target]) in gained:
                 self._let_gradients_through(self._bases.get(target, target))
         return value
 
@@ -384,6 +385,10 @@ def _stand_in(value: Any, written: bool) -> Any:
     if not written or not isinstance(value, torch.Tensor):
         return value
     return value.clone() if value.requires_grad else value.view_as(value)
+
+
+def _gained_gradient(before: Any, after: Any) -> bool:
+    return isinstance(after, torch.Tensor) and after.requires_grad and not before.requires_grad
 
 
 def _passed_on(value: torch.Tensor, differentiable: bool, kept: bool) -> torch.Tensor:
