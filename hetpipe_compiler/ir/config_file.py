@@ -58,6 +58,10 @@ def parse_yaml(text: str, where: str) -> Any:
     except ValueError as error:
         # PyYAML lets through what Python says about a date such as 2020-13-45.
         raise ClusterError("HP202", str(error), where=where, hint="put dates and long numbers in quotes") from None
+    except RecursionError:
+        raise ClusterError(
+            "HP202", "brackets inside brackets too deep to read", where=where, hint="write it flatter"
+        ) from None
 
 
 def read_yaml(path: Path, example: str) -> Any:

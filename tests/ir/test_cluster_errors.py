@@ -12,6 +12,7 @@ import pytest
 
 from hetpipe_compiler.errors import ClusterError
 from hetpipe_compiler.ir.cluster import Cluster
+from hetpipe_compiler.ir.config_file import parse_yaml
 from hetpipe_compiler.passes.allocate import allocate
 from hetpipe_compiler.passes.place_parameters import place_parameters
 
@@ -141,3 +142,9 @@ def test_the_good_file_is_good(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(GOOD)
     assert len(Cluster.load(path).devices) == 8
+
+
+def test_brackets_too_deep_are_one_error() -> None:
+    with pytest.raises(ClusterError, match="too deep") as caught:
+        parse_yaml("[" * 5000, "c.yaml")
+    assert caught.value.code == "HP202"
