@@ -12,10 +12,8 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 from hetpipe_compiler.ir.costs import Work
 from hetpipe_compiler.passes.live_bytes import LiveBytes, tensors_in
 
-#: Operators that move nothing: they rename, allocate lazily, or only look.
-_FREE = frozenset(
-    {"aten::detach", "aten::alias", "aten::lift_fresh", "aten::empty", "aten::sym_size", "aten::_unsafe_view"}
-)
+#: Operators that make a tensor and move nothing: they rename, or allocate lazily.
+_FREE = frozenset({"aten::detach", "aten::alias", "aten::lift_fresh", "aten::empty", "aten::_unsafe_view"})
 #: torch's formulas of attention for the kernels that it has none for, and of how many operands they take the shapes.
 _ATTENTION: dict[str, tuple[Callable[..., int], int]] = {
     "aten::_scaled_dot_product_flash_attention_for_cpu": (sdpa_flop_count, 3),
@@ -57,13 +55,18 @@ class WorkMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        if not func.is_view and func._schema.name not in _FREE:
+        if not func.is_view and func._schema.name not in _FREE and not _only_looks(func, out):
             self.work.append(work_of(func, args, kwargs, out))
         if func is torch.ops.aten._to_copy.default:
             self.casts[out.untyped_storage()._cdata] = (args[0].untyped_storage()._cdata, out.dtype)
         if not func.is_view:
             self.live.note(tensors_in(out), tensors_in((args, kwargs)))
         return out
+
+
+def _only_looks(func: Any, out: Any) -> bool:
+    """Whether an operator asks for a device or a size: fake tensors ask often, and move nothing by it."""
+    return not func._schema.is_mutable and not tensors_in(out)
 
 
 def work_of(func: Any, args: Any, kwargs: Any, out: Any) -> Work:
