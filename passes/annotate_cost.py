@@ -42,7 +42,7 @@ from hetpipe_compiler.ir.source import source_place
 from hetpipe_compiler.passes.base import Compilation, Pass
 from hetpipe_compiler.passes.live_bytes import NodeLives, storages, tensors_in
 from hetpipe_compiler.passes.node_key import node_key
-from hetpipe_compiler.passes.normalize import mutated_arguments
+from hetpipe_compiler.passes.normalize import Storages, mutated_arguments
 from hetpipe_compiler.passes.operator_work import WorkMode, bytes_read, work_of
 from hetpipe_compiler.passes.storage_saver import StorageSaver
 
@@ -141,9 +141,7 @@ class _CostInterpreter(fx.Interpreter):
         self.calls: dict[str, NodeCall] = {}
         self._graph = captured.graph_module.graph
         self._values: dict[fx.Node, torch.Tensor] = {}
-        # What each value is a view of (itself if of nothing), and all that are views of one.
-        self._bases: dict[fx.Node, fx.Node] = {}
-        self._views: dict[fx.Node, list[fx.Node]] = {}
+        self._storages = Storages(self._graph)
         self._lives: dict[str, NodeLives] = {}
         self._backwards: dict[tuple[object, ...], _Backward] = {}
         self._saver = StorageSaver(
@@ -216,30 +214,29 @@ class _CostInterpreter(fx.Interpreter):
         for leaf in tensors_in(value):
             self._saver.owners.setdefault(leaf.untyped_storage()._cdata, node.name)
         self._note(node, value, forward, backward.work, differentiable or kept, self._saved_by(node), key)
-        self._note_view(node, value)
         gained = {id(leaf) for leaf, after in zip(leaves, given, strict=True) if _gained_gradient(leaf, after)}
         for target in mutated_arguments(node) if differentiable else ():
             if id(self.env[target]) in gained:
-                self._let_gradients_through(self._bases.get(target, target))
+                self._let_gradients_through(target)
         return value
 
-    def _note_view(self, node: fx.Node, value: Any) -> None:
-        mine, written = storages(value), mutated_arguments(node)
-        sources = (s for s in node.all_input_nodes if s in written or not mine.keys().isdisjoint(storages(self.env[s])))
-        cut_off = node.target is torch.ops.aten.detach.default
-        base = node if cut_off else next((self._bases.get(s, s) for s in sources), node)
-        self._bases[node] = base
-        self._views.setdefault(base, [base] if base is not node else []).append(node)
-
-    def _let_gradients_through(self, base: fx.Node) -> None:
+    def _let_gradients_through(self, written: fx.Node) -> None:
         """What is written into a value with a gradient gives one to it and to all views of it, as autograd does."""
-        for node in self._views.get(base, [base]):
+        for node in self._views_with(written):
             value = self.env.get(node)
             if isinstance(value, torch.Tensor) and value.is_floating_point() and not value.requires_grad:
                 self.env[node] = self._values[node] = value.detach().requires_grad_(True)
                 self._alive.append(self.env[node])
                 if node.name in self.costs:
                     self.costs[node.name] = replace(self.costs[node.name], requires_grad=True)
+
+    def _views_with(self, written: fx.Node) -> list[fx.Node]:
+        """Nodes on the memory of ``written`` that autograd knows as views of one value; ``detach`` parts them."""
+        bases: dict[fx.Node, fx.Node] = {}
+        for node in self._storages.sharers(written):
+            sources = (bases[s] for s in node.all_input_nodes if s in bases)
+            bases[node] = node if node.target is torch.ops.aten.detach.default else next(sources, node)
+        return [node for node, base in bases.items() if base is bases[written]]
 
     def _wants_gradient(self, node: fx.Node) -> bool:
         return node in self._values and self._values[node].requires_grad

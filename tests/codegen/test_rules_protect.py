@@ -117,6 +117,9 @@ RULES: tuple[Rule, ...] = (
     rule("what no_grad writes into loses its gradient", "QuietWrite", "",
          "passes.annotate_cost:_CostInterpreter._measure",
          "kept = not grad and any(self._wants_gradient(n) for n in mutated_arguments(node))", "kept = False"),
+    rule("what is written into a value without a gradient gives it none", "FilledByParts", "",
+         "passes.annotate_cost:_CostInterpreter._measure",
+         "for target in mutated_arguments(node) if differentiable else ():", "for target in ():"),
     # --- gradients of the model's own ---
     rule("a backward of the model's own is lost", REFUSED.format("StraightThrough"), "DID NOT RAISE",
          "frontend.own_gradients:OwnGradients.check", "if not same:", "if False:"),
