@@ -18,6 +18,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -44,6 +45,11 @@ class Observed:
 
     before: PythonState = field(default_factory=PythonState)
     after: PythonState = field(default_factory=PythonState)
+
+    @cached_property
+    def changed(self) -> dict[Place, tuple[Any, Any]]:
+        """What the call has changed, before and after it."""
+        return self.after.changed(self.before)
 
     def replaced_tensors(self) -> dict[Place, torch.Tensor]:
         """Tensors that lay where another one, or none, lies now."""
@@ -113,9 +119,8 @@ def refuse_state(
     for place, tensor in observed.replaced_tensors().items():
         if ".".join(place).lstrip(".") in program.constants or _memory(tensor) in read:
             raise _keeps_state(step, place, "", path)
-    changed = observed.after.changed(observed.before)
-    left = [v for _, v in changed.values() if isinstance(v, torch.Tensor)]
-    if len(left) < len(changed) or any(_follows_batch(program, tensor) for tensor in left):
+    left = [v for _, v in observed.changed.values() if isinstance(v, torch.Tensor)]
+    if len(left) < len(observed.changed) or any(_follows_batch(program, tensor) for tensor in left):
         _compare_next_call(step, tensors, program, observed, export, path)
 
 
@@ -127,8 +132,7 @@ def _compare_next_call(
     export: _Export,
     path: Path,
 ) -> None:
-    changed = observed.after.changed(observed.before)
-    start, next_call, kept = PythonState.of(step), Observed(), _Kept(tensors[0].device)
+    changed, start, next_call, kept = observed.changed, PythonState.of(step), Observed(), _Kept(tensors[0].device)
     try:
         observed.after.put_back(kept.stand_in)
         again, _ = export(ObservedStep(step, next_call, path), tensors)

@@ -54,7 +54,7 @@ RULES: tuple[Rule, ...] = (
     rule("a branch on values is not told from other failures", REFUSED.format("BranchOnValue"), "depends on a tensor",
          "frontend.export:cannot_export", "isinstance(error, GuardOnDataDependentSymNode)", "False"),
     rule("a number counted in forward is frozen", REFUSED.format("Counter"), "DID NOT RAISE",
-         "frontend.call_to_call:refuse_state", "len(left) < len(changed) or", ""),
+         "frontend.call_to_call:refuse_state", "len(left) < len(observed.changed) or", ""),
     rule("a tensor kept from call to call is frozen", REFUSED.format("PlainState"), "DID NOT RAISE",
          "frontend.call_to_call:refuse_state", "raise _keeps_state(step, place, \"\", path)", "pass"),
     rule("what a call leaves for the next is frozen", REFUSED.format("KeepsLast"), "DID NOT RAISE",
