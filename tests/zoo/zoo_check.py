@@ -151,7 +151,7 @@ def _check(name: str, result: Result, random_cuts: int, evaluation: bool) -> Non
     )
     for step in front:
         pipeline.run(step, compilation)
-    result.evaluation = "yes" if compilation.captured.evaluation else str(compilation.captured.evaluation_note)
+    result.evaluation = "yes" if compilation.captured.evaluation else _one_line(compilation.captured.evaluation_note)
     verifier = Verifier(loaded, build_real(loaded, seed=0))
     for split in (None, *_random_cuts(compilation, name)[:random_cuts]):
         stages, found = _verify(loaded, compilation, pipeline, verifier, split)
@@ -203,5 +203,5 @@ def _verify(
 
 
 def _one_line(text: Any) -> str:
-    without_folders = re.sub(r"\S*/site-packages/", "", str(text).replace(f"{ROOT}/", ""))
+    without_folders = re.sub(r"/\S*/site-packages/", "", str(text).replace(f"{ROOT}/", ""))
     return " ".join(without_folders.split())[:400]
