@@ -49,6 +49,7 @@ def build_plan(compilation: Compilation, request: PlanRequest, workload: Workloa
         evaluation=captured.evaluation,
         evaluation_note=captured.evaluation_note,
         loss=captured.loss_node().name,
+        counted_with="cpu",
         workload=workload,
         parameters=captured.parameters,
         buffers=captured.buffers,

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from hetpipe_compiler.codegen.quantities import bytes_text, percent
 from hetpipe_compiler.codegen.terminal import plain, simple_table, titled
 from hetpipe_compiler.codegen.worker_groups import WorkerGroup, alike
+from hetpipe_compiler.ir.cluster import is_cpu_kind
 from hetpipe_compiler.ir.plan import Plan, Stage
 from hetpipe_compiler.passes.place_parameters import server_memory_bytes
 
 #: Keys of `Stage.memory_bytes` that are not parts of the total.
 _NOT_PARTS = frozenset({"total", "capacity"})
+#: Parts that depend on the kernels that a device has (`hetpipe_compiler.passes.annotate_cost`).
+_COUNTED = frozenset({"activations", "workspace"})
 #: Columns that the parts' names and each stage take.
-_NAMES, _STAGE = 14, 13
+_NAMES, _STAGE = 15, 13
 
 
 def memory_tables(plan: Plan, *, width: int, vw: int | None = None) -> list[RenderableType]:
@@ -22,7 +27,13 @@ def memory_tables(plan: Plan, *, width: int, vw: int | None = None) -> list[Rend
 
     ``vw``: that virtual worker's stages only; raises `ArtifactError` HP441 if there is none.
     """
-    tables: list[RenderableType] = [table for group in alike(plan, vw) for table in _stages(group, width)]
+    groups = alike(plan, vw)
+    kinds = {stage.kind for group in groups for stage in group.first.stages}
+    marked = {kind for kind in kinds if plan.counted_with == "cpu" and not is_cpu_kind(kind)}
+    tables: list[RenderableType] = [table for group in groups for table in _stages(group, width, marked)]
+    if marked:
+        note = "* counted with a CPU's kernels: a GPU's may keep somewhat more or less"
+        tables.append(Text(note, style="dim"))
     if plan.servers:
         tables.append(_hosts(plan))
         note = "pulled weights of a CPU's stages count with the stage; messages under way are not counted"
@@ -35,24 +46,25 @@ def memory_text(plan: Plan, *, width: int) -> str:
     return plain(memory_tables(plan, width=width), width)
 
 
-def _stages(group: WorkerGroup, width: int) -> list[Group]:
+def _stages(group: WorkerGroup, width: int, marked: Container[str]) -> list[Group]:
     """Stages across, parts down, as there are more parts than an 80-column line has room for; parts that are nowhere
-    left out."""
+    left out. ``marked``: kinds whose counted parts get a mark."""
     stages = group.first.stages
     parts = [part for part in stages[0].memory_bytes if part not in _NOT_PARTS]
     parts = [part for part in parts if any(stage.memory_bytes.get(part, 0) for stage in stages)]
     room = max(1, (width - _NAMES) // _STAGE)
     runs = [stages[at : at + room] for at in range(0, len(stages), room)]
-    return [_parts_of(run, parts, f"\n{group.title}: memory" if at == 0 else "") for at, run in enumerate(runs)]
+    return [_parts_of(run, parts, f"\n{group.title}: memory" if at == 0 else "", marked) for at, run in enumerate(runs)]
 
 
-def _parts_of(stages: tuple[Stage, ...], parts: list[str], title: str) -> Group:
+def _parts_of(stages: tuple[Stage, ...], parts: list[str], title: str, marked: Container[str]) -> Group:
     table = simple_table()
     table.add_column("part", no_wrap=True)
     for stage in stages:
         table.add_column(f"stage {stage.index}\n{stage.kind}", justify="right", overflow="fold")
     for part in parts:
-        table.add_row(part.replace("_", " "), *(bytes_text(stage.memory_bytes.get(part, 0)) for stage in stages))
+        mark = " *" if part in _COUNTED and any(stage.kind in marked for stage in stages) else ""
+        table.add_row(part.replace("_", " ") + mark, *(bytes_text(stage.memory_bytes.get(part, 0)) for stage in stages))
     table.add_section()
     table.add_row("total", *(bytes_text(stage.memory_bytes["total"]) for stage in stages), style="bold")
     table.add_row("capacity", *(bytes_text(stage.memory_bytes["capacity"]) for stage in stages))

@@ -13,7 +13,9 @@
 
 A module that is kept whole (``--opaque``) runs for real instead, on the CPU and the values of the example batch.
 
-The kernels are those that a CPU would choose; a GPU's may keep other things. Meta tensors choose the same ones but for
+The kernels are those that a CPU would choose, for every device kind; a GPU's may keep other things, and plans say so
+(`hetpipe_compiler.ir.plan.Plan.counted_with`). Fake CUDA tensors would not do better: without a GPU, torch runs no
+backward of them, and chooses the attention that keeps all scores. Meta tensors choose the same kernels as a CPU but for
 attention and low precision: there, fake tensors on the CPU are counted with.
 """
 

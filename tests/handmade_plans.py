@@ -86,6 +86,7 @@ def make_plan(workers: tuple[VirtualWorker, ...], *, policy: str, fit: int = 12)
         staleness=0,
         placement="local",
         update_scale=1 / len(workers),
+        counted_with="cpu",
         cluster={"name": "paper"},
         cluster_digest="0" * 64,
         unused_devices=(),

@@ -67,8 +67,8 @@ class DeviceKind:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether stages live in the host's own memory: the kind is named ``cpu``, or ``cpu-`` and more."""
-        return self.name == "cpu" or self.name.startswith("cpu-")
+        """Whether stages live in the host's own memory."""
+        return is_cpu_kind(self.name)
 
     def efficiency(self, operator_class: str) -> Efficiency:
         """What operators of a class reach."""
@@ -76,6 +76,11 @@ class DeviceKind:
             if name == operator_class:
                 return efficiency
         return Efficiency(self.compute_efficiency, self.memory_efficiency)
+
+
+def is_cpu_kind(name: str) -> bool:
+    """Whether a device kind is a CPU: it is named ``cpu``, or ``cpu-`` and more."""
+    return name == "cpu" or name.startswith("cpu-")
 
 
 @dataclass(frozen=True)

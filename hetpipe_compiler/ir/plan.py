@@ -175,6 +175,8 @@ class Plan(_Model):
         cluster: The cluster file's content; ``cluster_digest`` its digest.
         predicted: ``roofline`` or ``profile``: where the times come from; ``runs``: of measured ones, the runs whose
             stage times were shared out among operators.
+        counted_with: Whose kernels operations, activations and workspace were counted with, on every kind of device;
+            None: a profiled graph says them.
     """
 
     format: Literal["hetpipe-plan"] = "hetpipe-plan"
@@ -194,6 +196,7 @@ class Plan(_Model):
     update_scale: float
     predicted: str = "roofline"
     runs: tuple[str, ...] = ()
+    counted_with: Literal["cpu"] | None = None
     loss: str | None = None
     weights: bool = False
     seed: int = 0

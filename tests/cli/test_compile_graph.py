@@ -203,6 +203,7 @@ def test_a_model_and_its_export_have_the_same_plan(tmp_path, files):
     assert run(cli.command, exported, *common, "-o", tmp_path / "out2") == 0
     model, graph_plan = Plan.load(out), Plan.load(tmp_path / "out2")
     assert graph_plan.predicted == "roofline"
+    assert (model.counted_with, graph_plan.counted_with) == ("cpu", None)
     assert graph_plan.samples_per_s == pytest.approx(model.samples_per_s, rel=1e-9)
     for a, b in zip(model.virtual_workers[0].stages, graph_plan.virtual_workers[0].stages, strict=True):
         assert (a.nodes, a.blocks, a.device) == (b.nodes, b.blocks, b.device)

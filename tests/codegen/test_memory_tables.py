@@ -29,6 +29,17 @@ def test_tables_are_the_golden_ones(name: str) -> None:
     assert text == golden.read_text()
 
 
+def test_what_a_cpu_or_a_profiled_graph_says_has_no_mark() -> None:
+    plan = equal_distribution()
+    assert "activations *" in memory_text(plan, width=80)
+    assert "*" not in memory_text(plan.model_copy(update={"counted_with": None}), width=80)
+    cpus = tuple(
+        w.model_copy(update={"stages": tuple(s.model_copy(update={"kind": "cpu-fast"}) for s in w.stages)})
+        for w in plan.virtual_workers
+    )
+    assert "*" not in memory_text(plan.model_copy(update={"virtual_workers": cpus}), width=80)
+
+
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_every_stage_is_shown_and_no_line_is_too_wide(width: int) -> None:
     text = memory_text(deep(16), width=width)
