@@ -153,8 +153,14 @@ class _Explanation:
             reasons.append(f"write into {', '.join(names[:2])}{more}")
             for _, touching in written:
                 groups.union(*touching)
-        if len({groups[n] for n in nodes}) > 1:
+        pieces = {groups[n] for n in nodes}
+        ends = [(groups[source], groups[n]) for n in nodes for source in n.all_input_nodes if source in groups.parents]
+        in_cycle = {piece for pair in ends if pair[0] is not pair[1] for piece in pair}
+        if in_cycle:
             reasons.append("a cycle")
+        read_outside = {groups[n] for n in nodes if any(u not in groups.parents for u in n.users)}
+        if len(pieces) > 1 and (loose := pieces - in_cycle - read_outside):
+            reasons.append(f"nothing else ties {', '.join(n.name for n in nodes if groups[n] in loose)}")
         return ", ".join(dict.fromkeys(reasons))
 
     def _place(self, node: fx.Node) -> str:

@@ -206,7 +206,7 @@ def test_a_model_and_its_export_have_the_same_plan(tmp_path, files):
     assert (model.counted_with, graph_plan.counted_with) == ("cpu", None)
     assert graph_plan.samples_per_s == pytest.approx(model.samples_per_s, rel=1e-9)
     for a, b in zip(model.virtual_workers[0].stages, graph_plan.virtual_workers[0].stages, strict=True):
-        assert (a.nodes, a.blocks, a.device) == (b.nodes, b.blocks, b.device)
+        assert (a.nodes, a.device) == (b.nodes, b.device)
         assert a.memory_bytes == b.memory_bytes
         assert a.receives_bytes == b.receives_bytes
         assert a.stage_ms == pytest.approx(b.stage_ms, rel=1e-9)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import cProfile
 from collections.abc import Callable
+from pathlib import Path
 
 import models
 import pytest
 import torch
 from graphs import captured
 from kinds import MODELS
-from torch import Tensor
+from torch import Tensor, nn
 
 from hetpipe_compiler.frontend.capture import capture
-from hetpipe_compiler.frontend.load import load_workload
+from hetpipe_compiler.frontend.load import LoadedWorkload, load_workload
 from hetpipe_compiler.ir.captured import Captured
+from hetpipe_compiler.ir.workload import Workload
 from hetpipe_compiler.passes.fuse_atomic import Components, fuse_atomic
 from hetpipe_compiler.passes.normalize import mutated_arguments, normalize
 
@@ -47,6 +49,22 @@ def test_what_touches_a_written_tensor_stays_together() -> None:
     assert {"clone", "select", "mul_", "add"} <= set(home)
     position = {n.name: at for at, n in enumerate(graph.graph_module.graph.nodes)}
     assert list(home) == sorted(home, key=position.__getitem__), "program order inside"
+
+
+def test_what_no_value_ties_goes_with_its_module() -> None:
+    """The count of batches stands between two operators of other modules, and belongs to neither."""
+
+    class Normalised(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm, self.last = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.norm(self.first(x))).mean()
+
+    workload = Workload(Normalised, (torch.ones(8, 4),), lambda p: torch.optim.SGD(p, lr=0.1), targets=0)
+    graph = normalize(capture(LoadedWorkload(workload, Path(__file__), {})))
+    assert fuse_atomic(graph).nodes == (("linear",), ("add_", "batch_norm"), ("linear_1",), ("mean",))
 
 
 def test_constants_are_in_no_component() -> None:
