@@ -14,7 +14,8 @@ push        servers: vw, stage, wave, accepted, clock
 pull        servers: vw, stage, need, clock, contains: with each answer
 finish      servers: vw, stage, clock
 apply       vw, stage, minibatch, clock: from this forward on a stage works on weights of that clock
-times       vw, stage, times: at the end of a stage's program, `InstructionTimes.summary`
+times       vw, stage, times: at the end of a stage's program, `InstructionTimes.summary`; waiting included, but for
+            forwards and backwards on one CPU thread, which have that thread's own time
 weights     servers, with ``--save-every``: clock, and the weights as raw frames (not logged)
 finished
 failed      error, traceback, consequence (True: it only lost a peer); of a `HetpipeError` also code and hint

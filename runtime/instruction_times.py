@@ -15,7 +15,7 @@ class InstructionTimes:
         self._times: dict[str, list[float]] = defaultdict(list)
 
     def add(self, instruction: Instruction, ms: float) -> None:
-        """An instruction has taken ``ms``, waiting included."""
+        """An instruction has taken ``ms``."""
         self._times[instruction.op.name.lower()].append(ms)
 
     def summary(self) -> dict[str, dict[str, float]]:

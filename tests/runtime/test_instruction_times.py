@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from toy_run import hetpipe_run, write_runnable
 
 from hetpipe_compiler.codegen.compare import compare
 from hetpipe_compiler.ir.schedule import Instruction, Op
 from hetpipe_compiler.runtime.instruction_times import InstructionTimes
+from hetpipe_compiler.runtime.worker import Worker
 
 
 def test_the_first_of_each_is_warm_up() -> None:
@@ -23,6 +27,22 @@ def test_the_first_of_each_is_warm_up() -> None:
     # The only one there is.
     assert summary["push"]["median_ms"] == 7.0
     assert json.loads(json.dumps(summary)) == summary
+
+
+@pytest.mark.parametrize(
+    ("op", "threads", "scale", "own"),
+    [
+        (Op.FORWARD, 1, None, True),
+        (Op.BACKWARD, 1, None, True),
+        (Op.PUSH, 1, None, False),  # waits
+        (Op.FORWARD, 2, None, False),  # the other thread works too
+        (Op.FORWARD, 1, 1.0, False),  # a pace is kept by waiting
+    ],
+)
+def test_one_threads_computing_is_timed_without_other_programs(op, threads, scale, own) -> None:
+    worker = SimpleNamespace(device=torch.device("cpu"), job=SimpleNamespace(threads=threads), time_scale=scale)
+    clock = Worker._clock_of(worker, Instruction(op, 1))
+    assert clock is (time.thread_time if own else time.perf_counter)
 
 
 @pytest.mark.slow
