@@ -5,6 +5,7 @@ An epoch is as long as the largest shard; a shorter shard wraps round within it.
 
 from __future__ import annotations
 
+import reprlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice, repeat
@@ -123,7 +124,9 @@ class BatchSource:
         self._note = plan.dynamic_batch_note
         self._ports = tuple(p for p in plan.virtual_workers[vw].stages[0].inputs if p.batch_leaf is not None)
         self._example = workload.workload.example_batch()
-        self._leaves = len(pytree.tree_leaves(self._example))
+        leaves = pytree.tree_leaves(self._example)
+        self._leaves = len(leaves)
+        self._fixed = {at: leaf for at, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
         self.lengths = lengths or shard_lengths(workload, self._shards, seed)
         self._filled: list[Any] | None = None
         self._iterator: Iterator[Any] = iter(())
@@ -194,6 +197,11 @@ class BatchSource:
             assert port.batch_leaf is not None
             path, value = leaves[port.batch_leaf]
             self._check_leaf(port, value, f"{where}: item {pytree.keystr(path)}", sizes)
+        for at, planned in self._fixed.items():
+            path, value = leaves[at]
+            if not _same(value, planned):
+                what = f"is {_told(value)}, the plan was made with {_told(planned)}: what is no tensor never changes"
+                raise _mismatch(f"{where}: item {pytree.keystr(path)}", what)
         return [value for _, value in leaves]
 
     def _check_leaf(self, port: Port, value: Any, where: str, sizes: dict[str, int]) -> None:
@@ -211,6 +219,20 @@ class BatchSource:
         if not fits:
             fixed = f" (the batch size is fixed: {self._note})" if self._note else ""
             raise _mismatch(where, f"has shape {list(shape)}, the plan wants {list(port.shape)}{fixed}")
+
+
+def _same(value: Any, planned: Any) -> bool:
+    """Whether something that is no tensor is still what the graph was captured with."""
+    if type(value) is not type(planned):
+        return False
+    try:
+        return value is planned or bool(value == planned) or (value != value and planned != planned)
+    except Exception:  # an object whose comparison fails
+        return False
+
+
+def _told(value: Any) -> str:
+    return f"a {value.dtype} tensor" if isinstance(value, torch.Tensor) else reprlib.repr(value)
 
 
 def _size_fits(size: int, want: int | str, sizes: dict[str, int]) -> bool:

@@ -218,6 +218,33 @@ def nested() -> dict[str, Any]:
     return {"x": {"features": x, "nothing": None, "weights": weights}, "labels": y, "flag": True, "scale": 0.5}
 
 
+@dataclass
+class Mask:
+    """An object in the batch."""
+
+    keep: Tensor
+    scale: float = 2.0
+
+
+torch.export.register_dataclass(Mask)
+
+
+class ObjectInBatch(nn.Module):
+    """Its mask is an object with a tensor inside, which the last layers read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor, mask: Mask) -> Tensor:
+        return self.head(torch.tanh(self.a(x)) * mask.keep * mask.scale)
+
+
+def object_in_batch() -> dict[str, Any]:
+    x, y = vectors()
+    return {"x": x, "mask": Mask((x > 0).to(x.dtype)), "labels": y}
+
+
 class FrozenLoRA(nn.Module):
     """A frozen base; adapters train only in the middle."""
 
@@ -880,8 +907,37 @@ class OwnBackward(nn.Module):
         return self.head(self.binary(self.a(x)))
 
 
+class AtTimes(nn.Module):
+    """Uses its layer on batches with a positive sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, h: Tensor, x: Tensor) -> Tensor:
+        return torch.tanh(self.layer(h)) if float(x.detach().sum()) > 0 else h * 1
+
+
+class UsedAtTimes(nn.Module):
+    """Parameters without a gradient on some minibatches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.part, self.head = nn.Linear(WIDTH, WIDTH), AtTimes(), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.part(torch.relu(self.a(x)), x))
+
+
+def positive() -> tuple[Tensor, Tensor]:
+    x, y = vectors()
+    return x.abs(), y
+
+
 #: ``--opaque`` of the kinds that need it.
-OPAQUE = {"KeptWhole": ("search",), "KeptWholeTwice": ("halve.*",), "OwnBackward": ("binary",)}
+OPAQUE = {
+    "KeptWhole": ("search",), "KeptWholeTwice": ("halve.*",), "OwnBackward": ("binary",), "UsedAtTimes": ("part",),
+}  # fmt: skip
 
 
 def _lm(model: Callable[[], nn.Module]) -> Kind:
@@ -907,12 +963,14 @@ KINDS: dict[str, Kind] = {
     "BNConvNet": Kind(BNConvNet, images, nn.CrossEntropyLoss(label_smoothing=0.1)),
     "NestedIO": Kind(NestedIO, nested, None, 0),
     "OptionalKeywords": Kind(OptionalArgs, keyword, nn.CrossEntropyLoss(), ["labels"]),
+    "ObjectInBatch": Kind(ObjectInBatch, object_in_batch, nn.CrossEntropyLoss(), ["labels"]),
     "OddNames": Kind(OddNames, odd_names, nn.CrossEntropyLoss(), ["nn"]),
     "BigVocab": Kind(big_vocabulary, tokens, token_loss),
     "Identity": Kind(Identity, vectors, None),
     "AuxiliaryHead": Kind(AuxiliaryHead, vectors, None),
     "EncoderDecoder": Kind(EncoderDecoder, lambda: (*tokens(), tokens()[1]), token_loss),
     "SameTensorTwice": Kind(TiedLM, lambda: (tokens()[0],) * 2, token_loss),
+    "UsedAtTimes": Kind(UsedAtTimes, positive, nn.CrossEntropyLoss()),
     "LossWithState": Kind(Mlp, vectors, LossWithState()),
     "BatchOfOne": Kind(Mlp, lambda: tuple(t[:1] for t in vectors()), nn.CrossEntropyLoss()),
     "SumLoss": Kind(Mlp, vectors, nn.CrossEntropyLoss(reduction="sum")),

@@ -25,7 +25,7 @@ from hetpipe_compiler.frontend.names import Names, attribute
 from hetpipe_compiler.frontend.opaque import Kept
 from hetpipe_compiler.frontend.own_gradients import refuse_hooks
 from hetpipe_compiler.frontend.regions import inline_regions, uses_autocast
-from hetpipe_compiler.frontend.training_step import TrainingStep, loss_for
+from hetpipe_compiler.frontend.training_step import TrainingStep, loss_for, refuse_hidden_values
 from hetpipe_compiler.ir.captured import Captured
 from hetpipe_compiler.ir.opaque import set_opaque_calls
 from hetpipe_compiler.ir.source import source_place
@@ -99,6 +99,7 @@ def _capture_on(
 ) -> Captured | None:
     """Capture on the device of ``batch``; None if a real model must be looked at."""
     step = TrainingStep(loaded.workload, model, batch).train()
+    refuse_hidden_values(batch)
     tensors = _tensors(batch)
     if not tensors:
         raise WorkloadError("HP106", "the example holds no tensor", where=str(loaded.path))

@@ -7,11 +7,15 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
 from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.ir.workload import Workload
+
+#: How deep objects of the batch are looked into.
+_DEPTH = 3
 
 
 class TrainingStep(torch.nn.Module):
@@ -42,6 +46,33 @@ class TrainingStep(torch.nn.Module):
         inputs, keywords, targets = split_batch(batch, self._targets if self.loss is not None else 0)
         output = self.model(*inputs, **keywords)
         return self.loss(output, *targets) if self.loss is not None else own_loss(output)
+
+
+def refuse_hidden_values(batch: Any) -> None:
+    """What is no tensor stays what it is in the example, so no tensor and no array may hide in it.
+
+    Raises:
+        WorkloadError: HP106 with the item's place.
+    """
+    for path, leaf in pytree.tree_flatten_with_path(batch)[0]:
+        if not isinstance(leaf, torch.Tensor) and _hides_values(leaf, _DEPTH):
+            what = "a NumPy array" if isinstance(leaf, np.ndarray) else f"a {type(leaf).__name__} that holds tensors"
+            raise WorkloadError(
+                "HP106",
+                f"item {pytree.keystr(path)} of the example is {what}; every batch would get the example's",
+                where="Workload.example",
+                hint="give tensors, in tuples, lists, dicts or a class that torch.export.register_dataclass knows",
+            )
+
+
+def _hides_values(value: Any, depth: int) -> bool:
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return True
+    if depth == 0 or isinstance(value, type):
+        return False
+    parts = [getattr(value, name, None) for name in getattr(type(value), "__slots__", ())]
+    parts += vars(value).values() if hasattr(value, "__dict__") else ()
+    return any(_hides_values(leaf, depth - 1) for leaf in pytree.tree_leaves(parts))
 
 
 def split_batch(batch: Any, targets: int | Sequence[str]) -> tuple[tuple[Any, ...], dict[str, Any], tuple[Any, ...]]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from hetpipe_compiler.errors import WorkloadError
-from hetpipe_compiler.frontend.training_step import TrainingStep, loss_for, own_loss, split_batch
+from hetpipe_compiler.frontend.training_step import TrainingStep, loss_for, own_loss, refuse_hidden_values, split_batch
 from hetpipe_compiler.ir.workload import Workload
 
 
@@ -61,6 +63,27 @@ def test_leaves_that_are_no_tensors_stay_what_they_are() -> None:
     # pytree orders a dict's leaves by insertion.
     assert step.tensor_leaves == (0, 3)
     assert step(torch.full((2,), 2.0), torch.ones(2)).item() == 10.0
+
+
+@dataclass
+class Mask:
+    keep: Tensor
+    scale: float = 2.0
+
+
+@pytest.mark.parametrize(
+    ("item", "said"),
+    [
+        (Mask(torch.ones(2)), "item ['x'][1] of the example is a Mask that holds tensors"),
+        (SimpleNamespace(inner={"m": [Mask(torch.ones(2))]}), "a SimpleNamespace that holds tensors"),
+        (np.ones(2), "is a NumPy array; every batch would get the example's"),
+    ],
+    ids=["dataclass", "nested", "array"],
+)
+def test_values_that_hide_in_the_example_are_refused(item: Any, said: str) -> None:
+    error = refused("HP106", refuse_hidden_values, {"x": (torch.ones(2), item)})
+    assert said in error.message
+    refuse_hidden_values({"x": (torch.ones(2), None, 3, "text", torch.float32, SimpleNamespace(n=1), Mask, len)})
 
 
 def test_a_loss_moves_as_a_copy() -> None:

@@ -54,6 +54,16 @@ def test_coarsening_keeps_order_costs_and_nodes(blocks: int) -> None:
     assert sum(p.bytes for p in chain.parameters) == sum(p.bytes for p in fine.parameters)
 
 
+@pytest.mark.parametrize("name", ["BigVocab"])
+def test_an_embedding_reads_some_rows_of_its_table_and_the_head_all(name: str) -> None:
+    chain, costs, _ = of_kind(name)
+    table = 4096 * models.WIDTH * 4
+    first, *_, head = [cost for name, cost in costs.items() if name.startswith(("embedding", "linear"))]
+    assert sum(work.bytes for work in first.forward) < table / 10
+    assert sum(work.bytes for work in head.forward) > table
+    assert [p.bytes for p in chain.parameters if p.bytes >= table] == [table, table]
+
+
 def test_what_crosses_under_autocast_weighs_what_it_is_sent_in() -> None:
     chain, costs, _ = of_kind("Autocast")
     values = {v.name: v for v in chain.values}

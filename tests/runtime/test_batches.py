@@ -198,6 +198,22 @@ def test_a_batch_that_does_not_fit_is_named(toy: Toy, batch: Any, message: str) 
         BatchSource(toy.plan, 0, load(data), 0)(1)
 
 
+@pytest.mark.parametrize(
+    ("item", "other"),
+    [(0.5, 0.25), (None, X), (True, 1), ("mean", "sum"), (float("nan"), 1.0), ([1, 2], [1, 3]), (Path("a"), Path("b"))],
+)
+def test_what_is_no_tensor_must_stay_the_examples(toy: Toy, item: Any, other: Any) -> None:
+    """The graph has it as a constant: another value would change nothing, without a word."""
+
+    def data(shard: int, num_shards: int, seed: int) -> list[Any]:  # noqa: ARG001
+        return [(X, Y, item), (X, Y, other)]
+
+    source = BatchSource(toy.plan, 0, load(data, (X, Y, item)), 0)
+    assert torch.equal(source(1)[0], X)
+    with pytest.raises(RunError, match=r"HP516.*minibatch 2: item \[2\].*what is no tensor never changes"):
+        source(2)
+
+
 def test_a_short_batch_fits_when_the_size_is_free(toy: Toy) -> None:
     def data(shard: int, num_shards: int, seed: int) -> list[Any]:  # noqa: ARG001
         return [make(1, 2)]

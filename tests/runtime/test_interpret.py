@@ -84,6 +84,13 @@ def test_equals_the_oracle_bit_for_bit(tmp_path: Path, nm: int, staleness: int, 
     assert moved > 1e-2
 
 
+@pytest.mark.parametrize("minibatches", [1, 2, 3, 4, 5, 7])
+def test_runs_of_fewer_minibatches_than_stages_or_waves(tmp_path: Path, minibatches: int) -> None:
+    toy = make(tmp_path / "p", Network(), workers=2, nm=4, staleness=0)
+    batches = make_batches(2, minibatches)
+    assert_same(run(toy, batches, OPTIMIZERS["adamw"]), oracle(toy, batches, OPTIMIZERS["adamw"]))
+
+
 @pytest.mark.parametrize("cuts", [((2,), (1, 3)), ((1, 2, 3, 4), ()), ((4,), (2, 4))])
 def test_tied_weights_cut_apart_equal_the_oracle(tmp_path: Path, cuts: tuple[tuple[int, ...], ...]) -> None:
     network = Network(tied=True)

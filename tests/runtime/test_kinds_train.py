@@ -11,7 +11,9 @@ import pytest
 import torch
 from kinds import compile_kind, loss_of
 from oracles import wsp
+from safetensors.torch import load_file
 
+from hetpipe_compiler import Workload
 from hetpipe_compiler.runtime.interpret import interpret
 
 MINIBATCHES = 6
@@ -22,7 +24,8 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 #: Without random numbers: those of a run follow its stages.
 NAMES = (
     "TiedLM", "SkipOver", "RoPEDecoder", "BNConvNet", "InplaceNet", "MaskedInt", "NestedIO", "FrozenLoRA", "UnusedEven",
-    "BranchyDAG", "OptionalKeywords", "ConstInForward", "Identity", "NoGrad", "CalledTwice",
+    "BranchyDAG", "OptionalKeywords", "ConstInForward", "Identity", "NoGrad", "CalledTwice", "ObjectInBatch",
+    "UsedAtTimes",
 )  # fmt: skip
 
 
@@ -34,6 +37,12 @@ def _float64() -> Iterator[None]:
     torch.set_default_dtype(before)
 
 
+def minibatches(name: str, workload: Workload) -> list[Any]:
+    """The example again and again; of `UsedAtTimes` every second one does not use its layer."""
+    batches = [workload.example_batch() for _ in range(MINIBATCHES)]
+    return [(-x if p % 2 else x, y) for p, (x, y) in enumerate(batches)] if name == "UsedAtTimes" else batches
+
+
 @pytest.mark.parametrize(
     ("name", "optimizer", "nm", "staleness"),
     [(n, ("sgd", "adamw")[at % 2], (4, 2, 1)[at % 3], at % 2) for at, n in enumerate(NAMES)],
@@ -42,7 +51,8 @@ def test_stages_train_as_the_definition_says(
     name: str, optimizer: str, nm: int, staleness: int, tmp_path: Path
 ) -> None:
     folder, loaded, plan = compile_kind(name, tmp_path / "plan", most=1, nm=nm, staleness=staleness)
-    workload = dataclasses.replace(loaded.workload, optimizer=OPTIMIZERS[optimizer])
+    example = loaded.workload
+    workload = dataclasses.replace(example, optimizer=OPTIMIZERS[optimizer], data=lambda *_: minibatches(name, example))
     loaded = dataclasses.replace(loaded, workload=workload)
     result = interpret(plan, folder, loaded, minibatches=MINIBATCHES, seed=0, reproducible=True)
     trainable = {t.name for t in plan.parameters if t.trainable}
@@ -56,7 +66,7 @@ def test_stages_train_as_the_definition_says(
         whole.append(model)
         own = [(tuple(n for n in stage.parameters if n in read), stage.in_flight) for stage in worker.stages]
         groups.append([wsp.Group(names, w) for names, w in own if names])
-    batches = [[workload.example_batch() for _ in range(MINIBATCHES)] for _ in whole]
+    batches = [minibatches(name, example) for _ in whole]
     expected = wsp.train(
         whole,
         groups,
@@ -71,6 +81,10 @@ def test_stages_train_as_the_definition_says(
         torch.testing.assert_close(
             result.weights[key], value, rtol=1e-9, atol=1e-11, msg=lambda m, key=key: f"{key}: {m}"
         )
+    initial = load_file(folder / "weights.safetensors")
+    assert result.weights.keys() == initial.keys()
+    for key in initial.keys() & {p.name for p in plan.parameters} - read:  # trained by nobody, and not lost
+        assert torch.equal(result.weights[key], initial[key]), key
     for vw, losses in enumerate(expected.losses):
         found = [result.losses[vw][p] for p in range(1, MINIBATCHES + 1)]
         assert found == pytest.approx(losses, rel=1e-9)
