@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from hetpipe_compiler.ir.plan import Plan
 
 Snapshot = tuple[Mapping[str, Any], Mapping[str, "Tensor"]]
-_ANSWER_S = 60.0
+ANSWER_S = 60.0
 
 
-def request(endpoint: str, op: str, *, timeout_s: float = _ANSWER_S) -> Snapshot:
+def request(endpoint: str, op: str, *, timeout_s: float = ANSWER_S) -> Snapshot:
     """Ask one server for a snapshot, or to stop; raises `RunError` HP541 when it does not answer in time."""
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)

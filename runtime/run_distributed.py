@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from hetpipe_compiler.errors import HetpipeError, RunError
 from hetpipe_compiler.runtime import checkpoint, processes
-from hetpipe_compiler.runtime.collect import WaveSaver, request, whole_model
+from hetpipe_compiler.runtime.collect import ANSWER_S, WaveSaver, request, whole_model
 from hetpipe_compiler.runtime.events import Event, EventReceiver, JsonLines
 from hetpipe_compiler.runtime.initial import load_weights
 from hetpipe_compiler.runtime.job import log_path, server_name, worker_name
@@ -37,6 +37,8 @@ _STOP_S = 10.0
 
 def run_distributed(prepared: Prepared, *, port: int | None = None) -> bool:
     """Train to the end and save the weights; False when Ctrl-C (or SIGTERM) ended it, with the weights so far saved.
+
+    They are saved where a worker failed, too.
 
     Raises:
         RunError: HP553 the port is in use; HP560-HP562 a process failed, or nothing goes on.
@@ -91,8 +93,13 @@ class _Run:
             self._supervisor.wait_until(lambda: all(s.finished for s in states.values()))
             return True
         except KeyboardInterrupt:
-            self._interrupted()
+            self._progress.note("interrupted: stopping the workers")
+            self._save_what_there_is()
             return False
+        except RunError:
+            if any(worker.pushed for worker in self._progress.workers):
+                self._save_what_there_is()
+            raise
         finally:
             processes.terminate(self._children)
 
@@ -112,22 +119,26 @@ class _Run:
         self._children.append(child)
         self._supervisor.add(child)
 
-    def _save(self, path: Path) -> None:
+    def _save(self, path: Path, timeout_s: float = ANSWER_S) -> None:
         """Ask all servers for what they hold and write the whole model."""
-        snapshots = [request(endpoint, "snapshot") for endpoint in self._supervisor.endpoints.values()]
+        snapshots = [
+            request(endpoint, "snapshot", timeout_s=timeout_s) for endpoint in self._supervisor.endpoints.values()
+        ]
         values = whole_model(self._plan, self._initial(), snapshots)
         clock = min((header["clock"] for header, _ in snapshots), default=0)
         checkpoint.save(path, checkpoint.state_dict(self._plan, values), clock=clock)
         self._progress.note(f"saved {path}")
 
-    def _interrupted(self) -> None:
-        self._progress.note("interrupted: stopping the workers")
+    def _save_what_there_is(self) -> None:
+        """The weights so far, if all servers are there to tell."""
         processes.terminate(c for c in self._children if c.name not in self._servers)
         if len(self._supervisor.endpoints) < len(self._servers):
             self._progress.note("nothing to save yet")
             return
+        if any(c.name in self._servers and c.exit_code is not None for c in self._children):
+            return
         try:
-            self._save(self._run / "weights-interrupted.safetensors")
+            self._save(self._run / "weights-interrupted.safetensors", _STOP_S)
         except HetpipeError as error:
             self._progress.note(f"the weights could not be saved: {error}")
 

@@ -237,7 +237,9 @@ class Plan(_Model):
                 hint="make one: hetpipe-compile model.py --cluster c.yaml -o DIR",
             )
         try:
-            plan = cls.model_validate_json(path.read_text(encoding="utf-8"))
+            text = path.read_text(encoding="utf-8")
+            _check_version(text, path)
+            return cls.model_validate_json(text)
         except ValidationError as error:
             first = error.errors()[0]
             place = "".join(f"{part}." for part in first["loc"]).removesuffix(".")
@@ -245,11 +247,18 @@ class Plan(_Model):
             raise ArtifactError("HP402", message, where=str(path), hint="compile again") from None
         except (OSError, UnicodeDecodeError) as error:
             raise ArtifactError("HP402", f"cannot be read: {error}", where=str(path), hint="compile again") from None
-        if plan.version != PLAN_VERSION:
-            raise ArtifactError(
-                "HP403",
-                f"plan version {plan.version}, this release reads {PLAN_VERSION}",
-                where=str(path),
-                hint="compile again",
-            )
-        return plan
+
+
+def _check_version(text: str, path: Path) -> None:
+    """Another version's file may have any form, so its version is read before anything else is looked at."""
+    try:
+        version = json.loads(text)["version"]
+    except (ValueError, LookupError, TypeError):
+        return  # no plan at all: told by its form
+    if version != PLAN_VERSION:
+        raise ArtifactError(
+            "HP403",
+            f"plan version {version}, this release reads {PLAN_VERSION}",
+            where=str(path),
+            hint="compile again",
+        )

@@ -93,6 +93,8 @@ def edit_plan(old: str, new: str) -> Callable[[Path], None]:
         (rewrite("plan.json", b"\xff\xfe\x00"), "HP402", "plan.json"),
         (rewrite("plan.json", "{"), "HP402", "plan.json"),
         (edit_plan('"nm": 2', '"nm": 0'), "HP402", "plan.json"),
+        (edit_plan('"version": 1', '"version": 0, "chunks": 3'), "HP403", "plan.json"),
+        (rewrite("plan.json", '{"format": "hetpipe-plan", "version": 2, "stages": []}'), "HP403", "plan.json"),
         (edit_plan('"device": "n0:0"', '"device": "n7:0"'), "HP402", "plan.json"),
         (lose_a_weight, "HP416", "weights.safetensors"),
     ],

@@ -204,6 +204,9 @@ def failed_run(folder: Path, trouble: str, *options: str) -> tuple[subprocess.Co
     seconds = time.time() - (folder / "at").stat().st_mtime
     assert result.returncode == 2, result.stderr
     assert not (folder / "run" / "weights.safetensors").exists()
+    saved = load_file(folder / "run" / "weights-interrupted.safetensors")  # the first wave was pushed
+    initial = load_file(folder / "plan" / "weights.safetensors")
+    assert not torch.equal(saved["fc0.weight"], initial["fc0.weight"])
     assert no_process_of(folder / "run")
     return result, seconds
 

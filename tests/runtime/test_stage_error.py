@@ -56,15 +56,21 @@ class Refuses(torch.autograd.Function):
 
 
 class Part(nn.Module):
+    def __init__(self, refuses):
+        super().__init__()
+        self.refuses = refuses
+
     def forward(self, x):
         h = torch.sin(x)
+        if not self.refuses:
+            return h
         return h + Refuses.apply(x)  # CALLS
 
 
 class Net(nn.Module):
-    def __init__(self, writes):
+    def __init__(self, writes, refuses):
         super().__init__()
-        self.a, self.part, self.b, self.writes = nn.Linear(4, 4), Part(), nn.Linear(4, 1), writes
+        self.a, self.part, self.b, self.writes = nn.Linear(4, 4), Part(refuses), nn.Linear(4, 1), writes
         self.register_buffer("gain", torch.ones(4))
 
     def forward(self, x):
@@ -74,9 +80,9 @@ class Net(nn.Module):
         return self.b(h).mean()
 
 
-def workload(scale=1.0, writes=False):
+def workload(scale=1.0, writes=False, refuses=True):
     return Workload(
-        model=lambda: Net(writes),
+        model=lambda: Net(writes, refuses),
         example=(torch.ones(3, 4),),
         targets=0,
         data=lambda *_: [(torch.full((3, 4), scale),)],
@@ -85,12 +91,19 @@ def workload(scale=1.0, writes=False):
 """
 
 
-def _trained(folder: Path, settings: dict[str, Any]) -> tuple[RunError, Callable[[str], str]]:
+def _trained(folder: Path, settings: dict[str, Any], recompute: bool = False) -> tuple[RunError, Callable[[str], str]]:
     """What training raises, and the place of the model's line with a mark."""
     model = folder / "model.py"
     model.write_text(MODEL)
-    options = CompileOptions(policy="NP", nm=1, splits=(("b",),), opaque=("part",))
+    options = CompileOptions(
+        policy="NP",
+        nm=2,
+        splits=(("b",),),
+        opaque=("part",) if settings.get("refuses", True) else (),
+        recompute="always" if recompute else "never",
+    )
     plan = compile(model, cluster_of(1), folder / "out", settings=settings, options=options).plan
+    assert plan.virtual_workers[0].stages[0].recompute == recompute
     loaded = load_workload(model, settings)
     with pytest.raises(RunError) as caught:
         interpret(plan, folder / "out", loaded, minibatches=1, seed=0, reproducible=True)
@@ -108,8 +121,9 @@ def test_a_backward_of_ones_own_is_told_with_both_its_lines(tmp_path: Path) -> N
     assert isinstance(error.__cause__, ValueError)
 
 
-def test_a_backward_that_misses_what_was_written_over(tmp_path: Path) -> None:
-    error, line = _trained(tmp_path, {"writes": True})
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_backward_that_misses_what_was_written_over(tmp_path: Path, recompute: bool) -> None:
+    error, line = _trained(tmp_path, {"writes": True, "refuses": not recompute}, recompute)
     assert error.code == "HP521"
     assert "modified by an inplace operation" in error.message
     assert error.where == f"{line('SAVES')} ((model))"
