@@ -30,6 +30,7 @@ from torch.export import ExportedProgram
 from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.frontend.frozen_calls import refusing_other_random_numbers
 from hetpipe_compiler.frontend.python_state import Place, PythonState
+from hetpipe_compiler.frontend.regions import text_with_regions
 from hetpipe_compiler.frontend.training_step import TrainingStep
 
 _Export: TypeAlias = Callable[[TrainingStep, tuple[torch.Tensor, ...]], tuple[ExportedProgram, str | None]]
@@ -147,7 +148,8 @@ def _compare_next_call(
         if _follows_batch(program, tensor):
             place = next((at for at, value in observed.after.values.items() if value is tensor), next(iter(changed)))
             raise _keeps_state(step, place, "", path)
-    if str(again.graph) != str(program.graph) and not (read and _same_but_kept(program, again, kept)):
+    texts = [text_with_regions(found.graph_module) for found in (program, again)]
+    if texts[0] != texts[1] and not (read and _same_but_kept(program, again, kept)):
         place = next((at for at, (_, new) in changed.items() if not isinstance(new, torch.Tensor)), next(iter(changed)))
         raise _keeps_state(step, place, _told(changed[place]), path)
 
@@ -270,7 +272,7 @@ def _changing_line(owner: Any, name: str) -> str | None:
 
 def _targets(node: ast.AST) -> Iterable[ast.expr]:
     if isinstance(node, ast.Assign):
-        return node.targets
+        return [part for t in node.targets for part in (t.elts if isinstance(t, (ast.Tuple, ast.List)) else [t])]
     return [node.target] if isinstance(node, (ast.AugAssign, ast.AnnAssign)) else []
 
 

@@ -23,6 +23,7 @@ from hetpipe_compiler.frontend.call_to_call import Observed, ObservedStep, refus
 from hetpipe_compiler.frontend.frozen_calls import watched_calls
 from hetpipe_compiler.frontend.idle_python import idle_python
 from hetpipe_compiler.frontend.load import user_line
+from hetpipe_compiler.frontend.moments import Moments
 from hetpipe_compiler.frontend.own_gradients import OwnGradients
 from hetpipe_compiler.frontend.python_state import PythonState
 from hetpipe_compiler.frontend.regions import autocast_on_cpu
@@ -37,15 +38,17 @@ def export_step(
     """Export with a free batch size where the model allows; the note says why it is fixed where not.
 
     Raises:
-        WorkloadError: HP113 if ``forward`` counts on a plain attribute that it changed in the call before; HP119 if it
-            makes gradients of its own.
+        WorkloadError: HP112 if ``forward`` computes with the moment it runs in; HP113 if it counts on a plain
+            attribute that it changed in the call before; HP119 if it makes gradients of its own.
         Exception: Whatever export raises.
     """
-    observed, gradients = Observed(), OwnGradients(path)
+    observed, gradients, moments = Observed(), OwnGradients(path), Moments(path)
     with gradients.watched(), watched_calls(path):
-        program, note = _export(ObservedStep(step, observed, path), tensors)
+        with moments.watched(step):
+            program, note = _export(ObservedStep(step, observed, path), tensors)
+        moments.refuse(step, program, lambda: _export(ObservedStep(step, Observed(), path), tensors)[0])
+        refuse_state(step, tensors, program, observed, _export, path)
     gradients.check()
-    refuse_state(step, tensors, program, observed, _export, path)
     return program, note
 
 

@@ -88,6 +88,11 @@ def uses_autocast(graph: fx.Graph) -> bool:
     return any(c[0] == "autocast" for n in graph.nodes for c in contexts_of(n))
 
 
+def text_with_regions(graph_module: fx.GraphModule) -> str:
+    """What a graph computes, with the sub-graphs of its regions, as a text to compare."""
+    return "\n".join(str(module.graph) for module in graph_module.modules() if isinstance(module, fx.GraphModule))
+
+
 def _context(node: fx.Node) -> Context | None:
     """What a region node switches; None for other nodes."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.HigherOrderOperator):

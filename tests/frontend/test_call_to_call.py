@@ -50,11 +50,20 @@ STATE = {
     "counter in a dict": ("self.calls['n'] += 1; h = h / self.calls['n']", "calls"),
     "growing deque": ("self.recent.append(len(self.recent)); h = h * len(self.recent)", "recent"),
     "counter from None": ("self.step = 1 if self.step is None else self.step + 1; h = h * self.step", "step"),
+    "counter set beside another name": ("self.step, h = (self.step or 0) + 1, h * (self.step or 1)", "step"),
     "counter of an object": ("self.meter.count += 1; h = h * self.meter.count", "meter"),
+    "first call of its own kind in a region": (
+        "with torch.no_grad(): g = h * (2 if self.step is None else 3)\n        self.step = 1; h = h + g",
+        "step",
+    ),
     "memory of the batch before": ("h = h + sum(self.kept); self.kept = [h.detach()]", "kept"),
 }
 CACHES = {
     "table by width": "h = h + self.calls.setdefault(x.shape[1], torch.ones(x.shape[1]))",
+    "made in inference mode": (
+        "if self.step is None:\n            with torch.inference_mode(): self.step = torch.ones(8).exp()\n"
+        "        h = h + self.step"
+    ),
     "refilled in every call": "self.kept.clear(); self.kept.append(h.square().mean()); h = h + self.kept[0]",
 }
 
@@ -73,7 +82,7 @@ def test_state_is_refused(name: str, tmp_path: Path) -> None:
     assert caught.value.code == "HP113"
     assert attribute in str(caught.value)
     line = _MODEL.split("{body}")[0].count("\n") + 1
-    assert f"model.py:{line}" in str(caught.value)
+    assert f"model.py:{line + body.rsplit(attribute, 1)[0].count(chr(10))}" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", CACHES)

@@ -1,0 +1,130 @@
+"""Clocks and other values of the moment in ``forward``: refused where they are computed with, let be where not."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from hetpipe_compiler.errors import WorkloadError
+from hetpipe_compiler.frontend.capture import capture
+from hetpipe_compiler.frontend.load import load_workload
+
+_MODEL = """
+import contextlib
+import datetime
+import logging
+import os
+import random
+import secrets
+import time
+import timeit
+import uuid
+from datetime import datetime as moment
+from time import perf_counter, time_ns as nanoseconds
+
+import numpy as np
+import torch
+from torch import nn
+
+from hetpipe_compiler import Workload
+
+
+@contextlib.contextmanager
+def timed(name):
+    start = perf_counter()
+    yield
+    logging.getLogger("model").info("%s took %s s", name, perf_counter() - start)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.head = nn.Linear(8, 8), nn.Linear(8, 5)
+        self.clock, self.built = time.monotonic, time.monotonic()
+
+    def forward(self, x):
+        h = self.a(x)
+        {body}
+        return self.head(h)
+
+
+def workload():
+    return Workload(
+        model=Net,
+        example=lambda: (torch.randn(4, 8), torch.randint(0, 5, (4,))),
+        loss=nn.CrossEntropyLoss(),
+        targets=1,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    )
+"""
+
+COMPUTED_WITH = {
+    "time.time": "h = h * time.time()",
+    "nanoseconds by another name": "h = h + nanoseconds() % 1000003",
+    "parity of the second": "h = h if int(time.time()) % 2 else -h",
+    "morning and evening": "h = h.sin() if datetime.datetime.now().hour >= 12 else h.cos()",
+    "day, by another name": "h = h * moment.today().toordinal()",
+    "date": "h = h + datetime.date.today().year",
+    "hour of a calendar": "h = h * (1 + time.localtime().tm_yday)",
+    "text of a moment": "h = h * len(time.strftime('%A %B %d')) + int(time.strftime('%j'))",
+    "attribute": "h = h * self.clock()",
+    "other module's name": "h = h * timeit.default_timer()",
+    "how long it took": "start = perf_counter(); h = h.relu(); h = h * (perf_counter() - start)",
+    "time budget": "start = perf_counter(); h = h.relu()\n        if perf_counter() - start < 60: h = h.sin()",
+    "since it was built": "h = h.sin() if time.monotonic() - self.built < 3600 else h.cos()",
+    "constant": "h = h + torch.tensor([float(time.time())] * 8)",
+    "in a region": "with torch.no_grad():\n            g = h * time.time()\n        h = h + g",
+    "system's random numbers": "h = h * random.SystemRandom().random()",
+    "secret": "h = h * secrets.randbelow(1 << 30)",
+    "identifier": "h = h * (uuid.uuid4().int % 1000003)",
+    "generator without a seed": "h = h * random.Random().random()",
+    "NumPy's without a seed": "h = h * float(np.random.default_rng().random())",
+}
+ONLY_READ = {
+    "timed and logged": "with timed('relu'): h = h.relu()",
+    "printed": "start = time.time(); h = h.relu(); text = f'{time.time() - start} s at {datetime.datetime.now()}'",
+    "calendar of a known moment": "h = h * time.gmtime(86400 * 365).tm_year + len(time.strftime('%Y', time.gmtime(0)))",
+    "date of its own": "day = datetime.datetime(2020, 1, 2)\n        h = h * day.day * isinstance(day, moment)",
+    "logging": "logging.getLogger('model').warning('a warning'); h = h.relu()",
+    "seeded generators": "h = h * random.Random(3).random() * float(np.random.default_rng(3).random())",
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the calendar says is the same whenever this runs."""
+    monkeypatch.setattr(time, "time", lambda: 1_800_000_000.25)
+
+
+def _captured(folder: Path, body: str) -> None:
+    path = folder / "model.py"
+    path.write_text(_MODEL.replace("{body}", body))
+    capture(load_workload(path, {}))
+
+
+@pytest.mark.parametrize("name", COMPUTED_WITH)
+def test_computing_with_the_moment_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match="one moment's value") as caught:
+        _captured(tmp_path, COMPUTED_WITH[name])
+    assert caught.value.code == "HP112"
+    line = _MODEL.split("{body}")[0].count("\n") + 1
+    assert str(caught.value.where) in (f"{tmp_path}/model.py:{line}", f"{tmp_path}/model.py:{line + 1}")
+
+
+@pytest.mark.parametrize("name", ONLY_READ)
+def test_reading_it_is_not(name: str, tmp_path: Path) -> None:
+    _captured(tmp_path, ONLY_READ[name])
+
+
+def test_a_helper_beside_the_model_is_named(tmp_path: Path) -> None:
+    (tmp_path / "ticking_helper.py").write_text("from time import time\n\ndef ticked(h):\n    return h * time()\n")
+    with pytest.raises(WorkloadError, match=r"time\.time\(\) \(at ticking_helper.py:4\)"):
+        _captured(tmp_path, "from ticking_helper import ticked; h = ticked(h)")
+
+
+def test_clocks_are_put_back(tmp_path: Path) -> None:
+    before = time.time, time.perf_counter, time.strftime
+    _captured(tmp_path, ONLY_READ["printed"])
+    assert (time.time, time.perf_counter, time.strftime) == before
