@@ -688,6 +688,21 @@ class QuietWrite(nn.Module):
         return self.head(h + x)
 
 
+class ReadsData(nn.Module):
+    """``data`` of activations, parameters and buffers, read and written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+        self.register_buffer("count", torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        h.data.clamp_(-0.3, 0.3)
+        self.count.data.add_(1)
+        return self.head(self.b(h) + h.data * 2 + F.linear(x, self.a.weight.data) / self.count.data)
+
+
 class FilledByParts(nn.Module):
     """Values made without a gradient, and views of them, that have one once something is written into them."""
 
@@ -956,7 +971,7 @@ KINDS: dict[str, Kind] = {
             InplaceNet, CompareInplace, FrozenLoRA, UnusedEven, MixedDtype, Autocast, NoGrad, BranchyDAG, OptionalArgs,
             ConstInForward, RandomInForward, NoInputFirst, CalledTwice, BufferWrites, WritesBatch, Parametrized,
             DropPath, OldWeightNorm, LazyCache, KeepsForPeople, FixedBatch, SizesCross, Layouts, Checkpointed,
-            Reentrant, OwnFunction, Inference, QuietWrite, FilledByParts, LerpInplace,
+            Reentrant, OwnFunction, Inference, QuietWrite, ReadsData, FilledByParts, LerpInplace,
             KeptWhole, KeptWholeTwice, OwnBackward,
         )
     },
@@ -1176,6 +1191,19 @@ class Seeded(_Head):
         return self.head(self.a(x) + torch.rand(WIDTH))
 
 
+class SetsData(_Head):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        h.data = h.data * 2  # HP112
+        return self.head(h)
+
+
+class ClampsWeights(_Head):
+    def forward(self, x: Tensor) -> Tensor:
+        self.a.weight.data.clamp_(-0.1, 0.1)  # HP117
+        return self.head(self.a(x))
+
+
 class OwnGenerator(_Head):
     def __init__(self) -> None:
         super().__init__()
@@ -1248,6 +1276,7 @@ REFUSED: dict[str, Kind] = {
             WritesParameterView, CumulativeNorm, EarlyAutocast,
             WritesPlain, BufferOfParameter, WritesSharedBuffer, ListedParameter, StraightThrough, HooksGradient,
             ParameterHook, ModuleHook, PythonRandom, Seeded, OwnGenerator,
+            SetsData, ClampsWeights,
             KeepsLast, Resized, Keyword, SharedMemory, DetachedLoss, WrongShape,
         )
     },

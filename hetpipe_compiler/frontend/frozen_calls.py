@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,15 @@ import torch
 
 from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.frontend.own_gradients import line_of
+from hetpipe_compiler.ir.source import is_internal
 
 
 @contextlib.contextmanager
 def watched_calls(path: Path) -> Iterator[None]:
-    """Sees ``inference_mode`` as ``no_grad``, which it is to gradients, and raises `WorkloadError` HP112 where
-    ``forward`` sets the seed of random numbers. ``path``: the user's file."""
-    mode = torch.inference_mode
+    """Sees ``inference_mode`` as ``no_grad``, which it is to gradients, and a tensor's ``data`` as ``detach()``, which
+    export can follow. Raises `WorkloadError` HP112 where ``forward`` assigns to ``data``, or sets the seed of random
+    numbers. ``path``: the user's file."""
+    mode, data = torch.inference_mode, vars(torch._C.TensorBase)["data"]
 
     def enter(self: Any) -> None:
         self._stands_for_it = torch.no_grad() if self.mode else contextlib.nullcontext()
@@ -32,7 +35,16 @@ def watched_calls(path: Path) -> Iterator[None]:
     def seed(*_: Any) -> Any:
         raise _refusal("sets the seed of random numbers", line_of(path), "leave the seed to the run (--seed)")
 
+    def read_data(self: torch.Tensor) -> Any:
+        return data.__get__(self) if _inside_torch() else self.detach()
+
+    def set_data(self: torch.Tensor, value: torch.Tensor) -> None:
+        if not _inside_torch():
+            raise _refusal("assigns to the data of a tensor", line_of(path), "write into it: x.detach().copy_(value)")
+        data.__set__(self, value)
+
     with (
+        mock.patch.object(torch.Tensor, "data", property(read_data, set_data)),
         mock.patch.object(mode, "__enter__", enter),
         mock.patch.object(mode, "__exit__", leave),
         mock.patch.object(torch, "manual_seed", seed),
@@ -49,6 +61,11 @@ def refusing_other_random_numbers(path: Path) -> Iterator[None]:
     if _state() != before:
         hint = "draw with torch: torch.rand, torch.bernoulli, F.dropout"
         raise _refusal("draws random numbers of Python or NumPy, which would be the same for ever", str(path), hint)
+
+
+def _inside_torch() -> bool:
+    """Whether the caller of the function that asks is torch's own code."""
+    return is_internal(sys._getframe(2).f_code.co_filename)
 
 
 def _state() -> tuple[Any, ...]:

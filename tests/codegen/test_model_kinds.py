@@ -84,6 +84,8 @@ EXPECTED = {
     "ListedParameter": ("HP116", "the memory of 'a.weight'"),
     "PythonRandom": ("HP112", "random numbers of Python or NumPy"),
     "Seeded": ("HP112", "sets the seed"),
+    "SetsData": ("HP112", "assigns to the data"),
+    "ClampsWeights": ("HP117", "writes into parameter 'a.weight'"),
     "OwnGenerator": ("HP112", "a Generator of its own"),
     "StraightThrough": ("HP119", "Straight has a backward"),
     "HooksGradient": ("HP119", "hangs a hook"),
