@@ -32,6 +32,7 @@ from hetpipe_compiler.frontend.frozen_calls import refusing_other_random_numbers
 from hetpipe_compiler.frontend.python_state import Place, PythonState
 from hetpipe_compiler.frontend.regions import text_with_regions
 from hetpipe_compiler.frontend.training_step import TrainingStep
+from hetpipe_compiler.ir.source import told_place
 
 _Export: TypeAlias = Callable[[TrainingStep, tuple[torch.Tensor, ...]], tuple[ExportedProgram, str | None]]
 _HINT = (
@@ -75,12 +76,12 @@ class ObservedStep(TrainingStep):
         with refusing_other_random_numbers(self._path):
             loss = super().forward(*tensors)
         for module, before in buffers:
-            _write_assigned(module, before)
+            _write_assigned(module, before, self._path)
         self._observed.after = PythonState.of(self)
         return loss
 
 
-def _write_assigned(module: torch.nn.Module, before: dict[str, torch.Tensor | None]) -> None:
+def _write_assigned(module: torch.nn.Module, before: dict[str, torch.Tensor | None], path: Path) -> None:
     """``self.buffer = value`` gets lost on export where the module is not the outermost: write the value instead."""
     for name, old in before.items():
         new = module._buffers.get(name)
@@ -90,7 +91,7 @@ def _write_assigned(module: torch.nn.Module, before: dict[str, torch.Tensor | No
             raise WorkloadError(
                 "HP113",
                 f"forward puts another kind of tensor in the place of buffer '{name}'",
-                where=_changing_line(module, name),
+                where=_changing_line(module, name, path),
                 hint="keep its shape and dtype, and change it in place",
             )
         with torch.no_grad():
@@ -249,25 +250,27 @@ def _keeps_state(step: TrainingStep, place: Place, values: str, path: Path) -> W
     return WorkloadError(
         "HP113",
         f"forward changes the {kind} '{title}' from call to call{values}; the captured model would not",
-        where=(_changing_line(owner, name) or str(path)).replace(str(path.resolve()), str(path)),
+        where=_changing_line(owner, name, path),
         hint=_HINT,
     )
 
 
-def _changing_line(owner: Any, name: str) -> str | None:
-    """The line of the owner's class that assigns the attribute outside ``__init__``, or else calls a method of it."""
+def _changing_line(owner: Any, name: str, path: Path) -> str:
+    """The line of the owner's class that assigns the attribute outside ``__init__``, or else calls a method of it; the
+    user's file if there is none."""
     try:
         lines, first = inspect.getsourcelines(type(owner))
+        file = Path(inspect.getsourcefile(type(owner)) or path)
         tree = ast.parse(textwrap.dedent("".join(lines)))
     except (OSError, TypeError, SyntaxError):
-        return None
+        return str(path)
     attribute = re.split(r"\W", name, maxsplit=1)[0]
     functions = [f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) and f.name != "__init__"]
     nodes = [node for f in functions for node in ast.walk(f)]
     assigned = [n for n in nodes if _about(_targets(n), attribute)]
     called = [n for n in nodes if isinstance(n, ast.Call) and _about([n.func], attribute)]
     line = next((n.lineno for n in (*assigned, *called) if isinstance(n, (ast.stmt, ast.expr))), None)
-    return None if line is None else f"{inspect.getsourcefile(type(owner))}:{first + line - 1}"
+    return str(path) if line is None else told_place(file, first + line - 1, path)
 
 
 def _targets(node: ast.AST) -> Iterable[ast.expr]:

@@ -179,7 +179,8 @@ def _with_eval(
         graph_module, note = _export(loaded, step, tensors, kept)
         return replace(captured, in_eval=_captured(loaded, step, batch, graph_module, note))
     except WorkloadError as error:
-        note = error.message + (f" ({error.where})" if error.where else "")
+        where = (error.where or "").replace(str(loaded.path), loaded.path.name)  # a plan goes to other machines
+        note = error.message + (f" ({where})" if where else "")
     except Exception as error:
         note = f"torch.export cannot follow the model: {first_line(error)}"
     finally:

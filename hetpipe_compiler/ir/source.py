@@ -43,3 +43,9 @@ def short_path(path: Path, root: Path) -> str:
     if "site-packages" in path.parts:
         return "/".join(path.parts[path.parts.index("site-packages") + 1 :])
     return path.name
+
+
+def told_place(file: Path, line: int, path: Path) -> str:
+    """``FILE:LINE``: the user's file ``path`` as the user calls it, another one without the machine's part."""
+    own = path.resolve()
+    return f"{path if file.resolve() == own else short_path(file, own.parent)}:{line}"

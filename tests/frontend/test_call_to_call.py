@@ -88,3 +88,38 @@ def test_state_is_refused(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", CACHES)
 def test_caches_are_not(name: str, tmp_path: Path) -> None:
     _captured(tmp_path, CACHES[name])
+
+
+_SCALED = """
+from torch import nn
+
+
+class Scaled(nn.Linear):
+    scaled = False
+
+    def forward(self, x):
+        x = x if self.training or self.scaled else x / 2
+        self.scaled = not self.training
+        return super().forward(x)
+"""
+
+
+def test_a_plan_names_lines_without_the_machines_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a model cannot do in eval mode is a note in the plan."""
+    library = tmp_path / "site-packages" / "scaling_library"
+    library.mkdir(parents=True)
+    (library / "__init__.py").write_text(_SCALED)
+    monkeypatch.syspath_prepend(str(library.parent))
+    path = tmp_path / "job" / "model.py"
+    path.parent.mkdir()
+    of_library = _MODEL.replace("nn.Linear(8, 8)", "__import__('scaling_library').Scaled(8, 8)").replace("{body}", "")
+    own = "if not self.training: self.step = (self.step or 0) + 1; h = h * self.step"
+    line = _MODEL.split("{body}")[0].count("\n") + 1
+    for text, where in (
+        (of_library, "(scaling_library/__init__.py:10)"),
+        (_MODEL.replace("{body}", own), f"(model.py:{line})"),
+    ):
+        path.write_text(text)
+        note = capture(load_workload(path, {}), evaluation=True).evaluation_note
+        assert note is not None
+        assert where in note

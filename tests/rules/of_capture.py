@@ -23,7 +23,7 @@ ROWS = (
     Row("a buffer grows, and the plan's does not", "Resized",
         "frontend.call_to_call:_write_assigned", "new.shape != old.shape or", sees="DID NOT RAISE|HP1"),
     Row("a buffer assigned in forward keeps its old value", "BufferWrites",
-        "frontend.call_to_call:ObservedStep.forward", "_write_assigned(module, before)", "pass",
+        "frontend.call_to_call:ObservedStep.forward", "_write_assigned(module, before, self._path)", "pass",
         sees="buffer assigned"),
     Row("constants of the loss have no values on meta",
         "frontend/test_capture.py::test_a_loss_with_state_needs_no_real_model",
