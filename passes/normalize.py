@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from dataclasses import dataclass, replace
 from operator import getitem
 from typing import Any, ClassVar
@@ -88,7 +89,7 @@ def normalize(captured: Captured) -> Captured:
     storages = Storages(graph)
     _refuse_written_parameters(captured, storages)
     _refuse_other_writes(captured, storages)
-    _functionalize(graph, storages)
+    _functionalize(graph, storages, frozenset(t.name for t in captured.parameters if t.trainable))
     _free_layouts(graph, storages)
     _drop_unread(graph)
     captured.graph_module.recompile()
@@ -280,8 +281,9 @@ def _free_layouts(graph: fx.Graph, storages: Storages) -> None:
             node.target = torch.ops.aten.reshape.default
 
 
-def _functionalize(graph: fx.Graph, storages: Storages) -> None:
+def _functionalize(graph: fx.Graph, storages: Storages, trainable: frozenset[str]) -> None:
     order = {node: at for at, node in enumerate(graph.nodes)}
+    trained = _reached_by(graph, storages, trainable)
     for node in list(graph.nodes):
         written = mutated_arguments(node)
         twin = _functional_twin(node) if len(written) == 1 else None
@@ -294,9 +296,19 @@ def _functionalize(graph: fx.Graph, storages: Storages) -> None:
         if any(order[user] > order[node] for other in others for user in other.users):
             continue
         # The model's state outlives the call; the batch is the stage's own.
-        if any(s.op == "get_attr" for s in (*others, target)) or not _same_result(node, target, twin):
+        if any(s.op == "get_attr" for s in (*others, target)) or not _same_result(node, target, twin, trained):
             continue
         storages.replaced(node, _replace(graph, node, target, twin, order))
+
+
+def _reached_by(graph: fx.Graph, storages: Storages, parameters: frozenset[str]) -> set[fx.Node]:
+    """Nodes whose values may have a gradient: what is computed from one of these parameters, or written into so."""
+    reached: set[fx.Node] = set()
+    for node in graph.nodes:
+        if str(node.target) in parameters if node.op == "get_attr" else reached.intersection(node.all_input_nodes):
+            reached.add(node)
+            reached.update(sharer for target in mutated_arguments(node) for sharer in storages.sharers(target))
+    return reached
 
 
 def _same_under_autocast(node: fx.Node) -> bool:
@@ -324,18 +336,23 @@ def _functional_twin(node: fx.Node) -> torch._ops.OpOverload | None:
     return twin if ours[: len(theirs)] == theirs else None
 
 
-def _same_result(node: fx.Node, target: fx.Node, twin: torch._ops.OpOverload) -> bool:
-    """Whether the twin gives the dtype and the shape of the tensor written into (no promotion, no broadcast), and does
-    it without touching that tensor's memory."""
+def _same_result(node: fx.Node, target: fx.Node, twin: torch._ops.OpOverload, trained: Container[fx.Node]) -> bool:
+    """Whether the twin gives the dtype and the shape of the tensor written into (no promotion, no broadcast), does it
+    without touching that tensor's memory, and has a gradient (`aten.copy` has none) if a ``trained`` value comes in."""
     if twin is torch.ops.aten.detach.default:
         # Says nothing about memory, only about gradients.
         return True
     values = {n: _on_meta(n.meta["val"]) for n in node.all_input_nodes}
+    for source, value in values.items():
+        if source in trained and isinstance(value, torch.Tensor) and value.is_floating_point():
+            value.requires_grad_()
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
     into = values[target]
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
         result = twin(*args, **kwargs)
     if not isinstance(result, torch.Tensor) or result.untyped_storage()._cdata == into.untyped_storage()._cdata:
+        return False
+    if type(result.grad_fn).__name__ == "NotImplemented":
         return False
     return bool(result.dtype == into.dtype and result.shape == into.shape)
 

@@ -735,6 +735,20 @@ class LerpInplace(nn.Module):
         return self.head(h)
 
 
+class CopiedOver(nn.Module):
+    """``copy_`` onto whole values: its functional twin has no derivative."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, empty = self.a(x) + x, x + 1
+        h.copy_(torch.relu(self.b(h)))
+        empty.copy_(h[:1])
+        return self.head(h * empty)
+
+
 class OddNames(nn.Module):
     """Names that stages use themselves, for inputs, targets and buffers; and a module reached through a list."""
 
@@ -971,7 +985,7 @@ KINDS: dict[str, Kind] = {
             InplaceNet, CompareInplace, FrozenLoRA, UnusedEven, MixedDtype, Autocast, NoGrad, BranchyDAG, OptionalArgs,
             ConstInForward, RandomInForward, NoInputFirst, CalledTwice, BufferWrites, WritesBatch, Parametrized,
             DropPath, OldWeightNorm, LazyCache, KeepsForPeople, FixedBatch, SizesCross, Layouts, Checkpointed,
-            Reentrant, OwnFunction, Inference, QuietWrite, ReadsData, FilledByParts, LerpInplace,
+            Reentrant, OwnFunction, Inference, QuietWrite, ReadsData, FilledByParts, LerpInplace, CopiedOver,
             KeptWhole, KeptWholeTwice, OwnBackward,
         )
     },

@@ -62,6 +62,12 @@ def test_a_view_that_dies_before_does_not_matter() -> None:
     assert "neg.default" in operators(then)
 
 
+def test_a_twin_without_a_derivative_is_none_where_a_gradient_flows() -> None:
+    assert "copy_.default" in operators(lambda module, h: (h + 1).copy_(module.fc2(h)))
+    assert "copy_.default" in operators(lambda _, h: torch.zeros(3, 4).copy_(h) + h)
+    assert "copy.default" in operators(lambda module, h: torch.zeros(3, 4).copy_(module.state) + h)
+
+
 def test_another_dtype_would_be_another_result() -> None:
     def then(_: object, h: Tensor) -> Tensor:
         mask = h.detach().clone()
