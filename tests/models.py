@@ -744,7 +744,7 @@ class CopiedOver(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h, empty = self.a(x) + x, x + 1
-        h.copy_(torch.relu(self.b(h)))
+        h.copy_(torch.relu(self.b(x)))
         empty.copy_(h[:1])
         return self.head(h * empty)
 

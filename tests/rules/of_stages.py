@@ -50,6 +50,8 @@ ROWS = (
         "frontend.names:Names.of", "while name in self._first:", "while False:"),
     Row("two shared parameters have one name", "OddNames",
         "codegen.stage_cut:_titles", "while title in taken:", "while False:", sees="SyntaxError: duplicate argument"),
+    Row("a functional twin without a derivative takes its operator's place", "CopiedOver",
+        "passes.normalize:_same_result", '"NotImplemented"', '"nothing"', sees="derivative for aten::copy"),
     Row("an operator that fake tensors cannot try stops the compiler", "LerpInplace",
         "passes.normalize:_same_result", '_on_meta(n.meta["val"])', 'n.meta["val"]', sees="SymInt"),
     # --- what crosses ---
