@@ -661,6 +661,30 @@ class OwnFunction(nn.Module):
         return self.head(SavesMemory.apply(self.a(x), 2))
 
 
+class MaskedSoftmax(torch.autograd.Function):
+    """Writes into what softmax has saved, and brings the backward that goes with it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mask: Tensor) -> Tensor:
+        y = x.masked_fill(~mask, torch.finfo(x.dtype).min).softmax(-1).masked_fill_(~mask, 0)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        (y,) = ctx.saved_tensors
+        return y * (gradient - (gradient * y).sum(-1, keepdim=True)), None
+
+
+class OwnSoftmax(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(MaskedSoftmax.apply(self.a(x), x > 0))
+
+
 class Inference(nn.Module):
     """A frozen front under ``inference_mode``."""
 
@@ -985,7 +1009,8 @@ KINDS: dict[str, Kind] = {
             InplaceNet, CompareInplace, FrozenLoRA, UnusedEven, MixedDtype, Autocast, NoGrad, BranchyDAG, OptionalArgs,
             ConstInForward, RandomInForward, NoInputFirst, CalledTwice, BufferWrites, WritesBatch, Parametrized,
             DropPath, OldWeightNorm, LazyCache, KeepsForPeople, FixedBatch, SizesCross, Layouts, Checkpointed,
-            Reentrant, OwnFunction, Inference, QuietWrite, ReadsData, FilledByParts, LerpInplace, CopiedOver,
+            Reentrant, OwnFunction, OwnSoftmax, Inference, QuietWrite, ReadsData, FilledByParts, LerpInplace,
+            CopiedOver,
             KeptWhole, KeptWholeTwice, OwnBackward,
         )
     },

@@ -85,6 +85,8 @@ ROWS = (
         "frontend.frozen_calls:watched_calls", 'raise _refusal("sets', 'return _refusal("sets', cases="T10"),
     Row("what is put in the place of a tensor's data is left out", "SetsData",
         "frontend.frozen_calls:watched_calls", 'raise _refusal("assigns', 'return _refusal("assigns'),
+    Row("a forward that writes into what it saves is refused although its backward is right", "OwnSoftmax",
+        "frontend.own_gradients:_is_derivative", "torch.func.functionalize(forward)", "forward", sees="HP119"),
     Row("what no_grad writes into loses its gradient", "QuietWrite",
         "passes.annotate_cost:_CostInterpreter._measure",
         "kept = not grad and any(self._wants_gradient(n) for n in mutated_arguments(node))", "kept = False"),
