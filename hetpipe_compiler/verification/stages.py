@@ -98,7 +98,7 @@ class WrittenStages:
         paths = [_path(folder, stage) for stage in self._stages]
         self._tensors = values
         self._modules = [_build(path, values) for path in paths]
-        self._order = _program_order(folder, paths)
+        self._order = _program_order(folder, paths, self._stages)
 
     def run(self, leaves: Sequence[Any], seed: int, *, evaluate: bool = False) -> tuple[Outcome, int]:
         """One minibatch forward and backward, or forward in eval mode; with it, how many random operators were met."""
@@ -196,23 +196,27 @@ def _build(path: Path, values: Mapping[str, torch.Tensor]) -> torch.nn.Module:
     return module.train()
 
 
-def _program_order(folder: Path, paths: Sequence[Path]) -> dict[_Line, int]:
-    """Each statement's place in the captured program, from the name that it assigns.
+def _program_order(folder: Path, paths: Sequence[Path], stages: Sequence[Stage]) -> dict[_Line, int]:
+    """Each statement's place in the captured program.
 
-    One that assigns nothing stands right after the one before it.
+    It is known by the name that is assigned. One that assigns nothing runs the node after the one before it in the
+    stage: stages run their nodes in the plan's order, and constants, which are all assigned, in between.
     """
     nodes = json.loads((folder / "graph.json").read_text())["nodes"]
     place = {node["name"]: at for at, node in enumerate(nodes)}
     order: dict[_Line, int] = {}
-    for path in dict.fromkeys(paths):
-        functions = [f for f in ast.walk(ast.parse(path.read_text())) if isinstance(f, ast.FunctionDef)]
-        for function in (f for f in functions if not f.name.startswith("_") or f.name.startswith("_region")):
-            at = 0
-            simple = (ast.Assign, ast.Expr)
-            for statement in sorted((s for s in ast.walk(function) if isinstance(s, simple)), key=lambda s: s.lineno):
-                target = statement.targets[0] if isinstance(statement, ast.Assign) else None
-                if isinstance(target, ast.Name):
-                    at = place.get(target.id, place.get(target.id.removesuffix("_"), at))
-                for line in range(statement.lineno, (statement.end_lineno or statement.lineno) + 1):
-                    order[str(path), line] = at
+    for path, stage in zip(paths, stages, strict=True):
+        own, here, at = {name: n for n, name in enumerate(stage.nodes)}, -1, 0
+        functions = (f for f in ast.walk(ast.parse(path.read_text())) if isinstance(f, ast.FunctionDef))
+        statements = (s for f in functions if f.name == "forward" for s in ast.walk(f))
+        simple = [s for s in statements if isinstance(s, (ast.Assign, ast.Expr))]
+        for statement in sorted(simple, key=lambda s: s.lineno):
+            if isinstance(statement, ast.Expr):
+                here += 1
+                at = place[stage.nodes[here]]
+            elif isinstance(target := statement.targets[0], ast.Name):
+                name = target.id if target.id in place else target.id.removesuffix("_")
+                here, at = own.get(name, here), place.get(name, at)
+            for line in range(statement.lineno, (statement.end_lineno or statement.lineno) + 1):
+                order[str(path), line] = at
     return order

@@ -53,7 +53,7 @@ def models(most: int = 26) -> st.SearchStrategy[Drawn]:
     step = st.tuples(st.sampled_from(_NAMES), _number, _number, _number)
     # By themselves lists stay short.
     taken = st.lists(step, min_size=1, max_size=most // 2) | st.lists(step, min_size=most // 2, max_size=most)
-    return st.builds(_build, taken, st.booleans(), st.lists(_number, max_size=2))
+    return st.builds(build, taken, st.booleans(), st.lists(_number, max_size=2))
 
 
 def cuts() -> st.SearchStrategy[list[DrawnCut]]:
@@ -62,7 +62,8 @@ def cuts() -> st.SearchStrategy[list[DrawnCut]]:
     return st.lists(st.builds(DrawnCut, st.integers(0, 1 << 12), starts), min_size=1, max_size=4)
 
 
-def _build(taken: list[tuple[str, int, int, int]], nested: bool, terms: list[int]) -> Drawn:
+def build(taken: list[tuple[str, int, int, int]], nested: bool, terms: list[int]) -> Drawn:
+    """The model that these steps make; ``terms``: which values its loss sums up."""
     program = Program(nested)
     for name, a, b, c in taken:
         _STEPS[name](program, a, b, c)

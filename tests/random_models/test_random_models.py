@@ -12,9 +12,9 @@ from pathlib import Path
 import hypothesis
 import pytest
 import torch
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import HealthCheck, event, example, given, settings
 from random_models.check import compiled, load, verified
-from random_models.strategy import Drawn, DrawnCut, cuts, models
+from random_models.strategy import Drawn, DrawnCut, build, cuts, models
 from torch.utils import _pytree as pytree
 
 from hetpipe_compiler.errors import HetpipeError
@@ -80,8 +80,16 @@ def check(drawn: Drawn, where: list[DrawnCut], place: Path) -> None:
     assert found.dtype == "float64", found
 
 
+#: A dropout whose result nobody reads, in a stage that runs it after later ones.
+_UNREAD = [
+    ("submodule", 10, 15, 9), ("maybe_alias", 11, 5, 10), ("view", 7, 10, 1), ("maybe_alias", 10, 12, 6),
+    ("submodule", 7, 15, 7),
+]  # fmt: skip
+
+
 @settings(_SETTINGS, max_examples=25)
 @given(models(12), cuts())
+@example(build(_UNREAD, True, [5, 13]), [DrawnCut(3207, (202,))])
 def test_a_random_model_cut_anywhere(place: Path, drawn: Drawn, where: list[DrawnCut]) -> None:
     check(drawn, where, place)
 
