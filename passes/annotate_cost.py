@@ -45,7 +45,8 @@ from hetpipe_compiler.passes.base import Compilation, Pass
 from hetpipe_compiler.passes.live_bytes import NodeLives, storages, tensors_in
 from hetpipe_compiler.passes.node_key import node_key
 from hetpipe_compiler.passes.normalize import Storages, mutated_arguments
-from hetpipe_compiler.passes.operator_work import WorkMode, bytes_read, work_of
+from hetpipe_compiler.passes.operator_bytes import bytes_read
+from hetpipe_compiler.passes.operator_work import WorkMode, work_of
 from hetpipe_compiler.passes.storage_saver import StorageSaver
 
 

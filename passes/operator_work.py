@@ -11,16 +11,22 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 from hetpipe_compiler.ir.costs import Work
 from hetpipe_compiler.passes.live_bytes import LiveBytes, tensors_in
+from hetpipe_compiler.passes.operator_bytes import bytes_moved
 
-#: Operators that make a tensor and move nothing: they rename, or allocate lazily.
-_FREE = frozenset({"aten::detach", "aten::alias", "aten::lift_fresh", "aten::empty", "aten::_unsafe_view"})
+#: Operators that make a tensor and move nothing: they rename, or only allocate.
+_FREE = frozenset(
+    {
+        "aten::detach", "aten::alias", "aten::lift_fresh", "aten::_unsafe_view",
+        "aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided",
+    }
+)  # fmt: skip
 #: torch's formulas of attention for the kernels that it has none for, and of how many operands they take the shapes.
 _ATTENTION: dict[str, tuple[Callable[..., int], int]] = {
     "aten::_scaled_dot_product_flash_attention_for_cpu": (sdpa_flop_count, 3),
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward": (sdpa_backward_flop_count, 4),
 }
-#: Operators that pick from a table.
-_GATHERS = frozenset({"aten::embedding", "aten::index", "aten::index_select", "aten::gather"})
+#: Operators that return a mean and a deviation beside the value.
+_NORMALISATIONS = frozenset({"aten::native_batch_norm", "aten::native_layer_norm", "aten::native_group_norm"})
 #: Parts of operator names, in the order in which they are looked for.
 _CLASSES = (
     ("attention", ("attention",)),
@@ -54,7 +60,7 @@ class WorkMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        out = func(*args, **kwargs)
+        out = _with_real_statistics(func, args, kwargs, func(*args, **kwargs))
         if not func.is_view and func._schema.name not in _FREE and not _only_looks(func, out):
             self.work.append(work_of(func, args, kwargs, out))
         if func is torch.ops.aten._to_copy.default:
@@ -62,6 +68,23 @@ class WorkMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not func.is_view:
             self.live.note(tensors_in(out), tensors_in((args, kwargs)))
         return out
+
+
+def _with_real_statistics(func: Any, args: Any, kwargs: Any, out: Any) -> Any:
+    """What a normalisation keeps for its backward, in the dtype that kernels keep it in.
+
+    Of an input in low precision with wider weights (autocast), tensors without values show the input's; kernels keep
+    means and deviations as wide as the widest operand.
+    """
+    if func._schema.name not in _NORMALISATIONS:
+        return out
+    dtypes = [t.dtype for t in tensors_in((args, kwargs)) if t.is_floating_point()]
+    widest = max(dtypes, key=lambda dtype: dtype.itemsize)
+    value, *statistics = out
+    return (
+        value,
+        *(t if t.dtype.itemsize >= widest.itemsize else torch.empty_like(t, dtype=widest) for t in statistics),
+    )
 
 
 def _only_looks(func: Any, out: Any) -> bool:
@@ -79,10 +102,7 @@ def work_of(func: Any, args: Any, kwargs: Any, out: Any) -> Work:
         flops = count(*(t.shape for t in args[:operands]))
     else:
         flops = int(formula(*args, **kwargs, out_val=out)) if formula else sum(t.numel() for t in outs)
-    unique = {id(t): t for t in (*ins, *outs)}
-    # A gather reads the rows that it picks, not the whole table.
-    most = sum(map(bytes_read, outs)) if func._schema.name in _GATHERS else None
-    moved = sum(bytes_read(t) if most is None else min(most, bytes_read(t)) for t in unique.values())
+    moved = bytes_moved(func, args, kwargs, out)
     dtype = next((t.dtype for t in (*outs, *ins) if t.is_floating_point()), torch.int64)
     return Work(flops, moved, str(dtype).removeprefix("torch."), _operator_class(func._schema.name))
 
@@ -91,8 +111,3 @@ def _operator_class(name: str) -> str:
     if name.removeprefix("aten::").rstrip("_") in _TRANSCENDENTAL:
         return "transcendental"
     return next((kind for kind, parts in _CLASSES if any(part in name for part in parts)), "elementwise")
-
-
-def bytes_read(tensor: torch.Tensor) -> int:
-    """Bytes that reading a tensor moves: an expanded one is read from its storage."""
-    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())

@@ -28,7 +28,7 @@ class Work:
 
     Attributes:
         flops: Floating-point operations (a multiply-add is two).
-        bytes: Bytes read and written, each tensor once.
+        bytes: Bytes read and written (`hetpipe_compiler.passes.operator_bytes`).
         dtype: Dtype of the computation: ``float32``, ``bfloat16``, ``float16``, ...
         operator_class: One of `OPERATOR_CLASSES`.
     """

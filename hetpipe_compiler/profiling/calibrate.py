@@ -21,7 +21,7 @@ from hetpipe_compiler.ir.costs import OPERATOR_CLASSES, NodeCost, Work
 from hetpipe_compiler.ir.profile_file import Profile
 
 #: Efficiencies are looked for on this grid.
-_STEPS = np.geomspace(0.01, 1.0, 120)
+_STEPS = np.geomspace(0.002, 1.0, 160)
 #: Shares of the shorter of computing and moving bytes that may not overlap, and how much nearer one must be.
 _SERIAL, _NEARER = (0.0, 0.25, 0.5, 0.75, 1.0), 0.02
 #: Passes whose kernels move fewer bytes each are all launch.

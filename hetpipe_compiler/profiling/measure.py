@@ -3,7 +3,7 @@
 1. Arguments are made from their metadata: random numbers for floats; for integers 0 and 1, but row numbers of
    embeddings from the whole table.
 2. Several sets of arguments take turns, so that together they outgrow the caches: in a model, weights and most
-   activations come from memory.
+   activations come from memory. So do, on a CPU, the results: the next run writes to other addresses.
 3. Forward runs with autograd recording. Backward is the call's own gradient, less what starting autograd's engine
    costs, which a stage pays once and not for every operator.
 4. After a warm-up, runs repeat until they add up to a given time. The median counts; the spread is half the distance
@@ -16,6 +16,7 @@ import gc
 import itertools
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -84,6 +85,7 @@ def measure_call(call: NodeCall, device: torch.device, effort: Effort) -> CallTi
     sets = _argument_sets(call, device)
     written = _is_mutable(call)
     take_turns = itertools.cycle(sets)
+    kept: deque[Any] = deque()
     forward_ms: list[float] = []
     backward_ms: list[float] = []
     saved_bytes = 0
@@ -96,10 +98,12 @@ def measure_call(call: NodeCall, device: torch.device, effort: Effort) -> CallTi
         for run in range(effort.warmup + effort.max_runs):
             one = _run_once(call, next(take_turns), device, written, count_saved=run == 0)
             if run == 0:
-                saved_bytes = one[2]
+                saved_bytes = one.saved_bytes
+                kept = deque(maxlen=_results_kept(one.results, device, len(sets)))
+            kept.append(one.results)
             if run >= effort.warmup:
-                forward_ms.append(one[0])
-                backward_ms.append(one[1])
+                forward_ms.append(one.forward_ms)
+                backward_ms.append(one.backward_ms)
                 enough = sum(forward_ms) + sum(backward_ms) >= effort.seconds * 1e3
                 if len(forward_ms) >= effort.min_runs and enough:
                     break
@@ -110,10 +114,17 @@ def measure_call(call: NodeCall, device: torch.device, effort: Effort) -> CallTi
     return CallTimes(Times.of(forward_ms), Times.of(backward_ms), saved_bytes, peak, len(forward_ms))
 
 
-def _run_once(
-    call: NodeCall, leaves: list[Any], device: torch.device, written: bool, *, count_saved: bool
-) -> tuple[float, float, int]:
-    """Forward ms, backward ms, saved bytes."""
+@dataclass(frozen=True)
+class _Run:
+    """One run; ``results``: what the forward made, the gradients of that, and those of the arguments."""
+
+    forward_ms: float
+    backward_ms: float
+    saved_bytes: int
+    results: tuple[Any, ...]
+
+
+def _run_once(call: NodeCall, leaves: list[Any], device: torch.device, written: bool, *, count_saved: bool) -> _Run:
     given = [t.clone() if written and isinstance(t, torch.Tensor) else t for t in leaves]
     args, kwargs = pytree.tree_unflatten(given, call.spec)
     target: Any = call.target
@@ -137,13 +148,23 @@ def _run_once(
     outs = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor) and t.grad_fn is not None]
     wanted = [t for t in given if isinstance(t, torch.Tensor) and t.requires_grad]
     backward_ms = 0.0
+    results: tuple[Any, ...] = (out,)
     if outs and wanted:
         gradients = [torch.ones_like(t) for t in outs]
         clock = _clock(device)
         begin = clock()
-        torch.autograd.grad(outs, wanted, gradients, allow_unused=True)
+        made = torch.autograd.grad(outs, wanted, gradients, allow_unused=True)
         backward_ms = max(0.0, clock() - begin - engine_start_ms(device))
-    return forward_ms, backward_ms, sum(size for key, size in saved.items() if key not in own)
+        results = (out, gradients, made)
+    return _Run(forward_ms, backward_ms, sum(size for key, size in saved.items() if key not in own), results)
+
+
+def _results_kept(results: tuple[Any, ...], device: torch.device, sets: int) -> int:
+    """Of how many runs the results stay: as of arguments. None on a GPU, where the peak is told of one run."""
+    if device.type == "cuda":
+        return 0
+    size = sum(t.untyped_storage().nbytes() for t in pytree.tree_leaves(results) if isinstance(t, torch.Tensor))
+    return min(sets, _FOOTPRINT_BYTES // max(1, size))
 
 
 def _clock(device: torch.device) -> Callable[[], float]:
