@@ -91,6 +91,9 @@ ROWS = (
     Row("nobody notices that a server died", "runtime/test_run.py::test_a_killed_server_ends_the_run_in_seconds",
         "runtime.supervise:Supervisor._step", "state.gone_at = time.monotonic()", "pass",
         sees="TimeoutExpired", in_children=True, cases="D5 D6"),
+    Row("a stage's times count what other programs take",
+        "runtime/test_instruction_times.py::test_one_threads_computing_is_timed_without_other_programs[F-1-None-True]",
+        "runtime.worker:Worker._clock_of", "time.thread_time if alone and computes else ", "", sees="assert"),
     # --- saved ---
     Row("a save that breaks off leaves half a file",
         "runtime/test_checkpoint.py::test_an_interrupted_save_leaves_nothing",
