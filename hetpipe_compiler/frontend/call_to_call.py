@@ -29,7 +29,7 @@ from torch.export import ExportedProgram
 
 from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.frontend.frozen_calls import refusing_other_random_numbers
-from hetpipe_compiler.frontend.python_state import Place, PythonState
+from hetpipe_compiler.frontend.python_state import Place, PythonState, Unsaid
 from hetpipe_compiler.frontend.regions import text_with_regions
 from hetpipe_compiler.frontend.training_step import TrainingStep
 from hetpipe_compiler.ir.source import told_place
@@ -39,6 +39,7 @@ _HINT = (
     "make it a buffer (register_buffer) and change it in place, keep the count outside the model, or keep its module "
     "whole: --opaque MODULE"
 )
+_DRAWS = "draw with torch: torch.rand, torch.bernoulli, F.dropout; or keep its module whole: --opaque MODULE"
 
 
 @dataclass(eq=False)
@@ -120,7 +121,7 @@ def refuse_state(
     read = {_memory(value) for value in program.constants.values() if isinstance(value, torch.Tensor)}
     for place, tensor in observed.replaced_tensors().items():
         if ".".join(place).lstrip(".") in program.constants or _memory(tensor) in read:
-            raise _keeps_state(step, place, "", path)
+            raise _keeps_state(step, place, None, path)
     left = [v for _, v in observed.changed.values() if isinstance(v, torch.Tensor)]
     if len(left) < len(observed.changed) or any(_follows_batch(program, tensor) for tensor in left):
         _compare_next_call(step, tensors, program, observed, export, path)
@@ -143,16 +144,16 @@ def _compare_next_call(
     moving = next_call.after.changed(observed.after)
     if moving:
         place = next(iter(moving))
-        raise _keeps_state(step, place, _told(changed.get(place, moving[place])), path)
+        raise _keeps_state(step, place, changed.get(place, moving[place]), path)
     read = kept.read_by(again)
     for tensor in read:
         if _follows_batch(program, tensor):
             place = next((at for at, value in observed.after.values.items() if value is tensor), next(iter(changed)))
-            raise _keeps_state(step, place, "", path)
+            raise _keeps_state(step, place, None, path)
     texts = [text_with_regions(found.graph_module) for found in (program, again)]
     if texts[0] != texts[1] and not (read and _same_but_kept(program, again, kept)):
         place = next((at for at, (_, new) in changed.items() if not isinstance(new, torch.Tensor)), next(iter(changed)))
-        raise _keeps_state(step, place, _told(changed[place]), path)
+        raise _keeps_state(step, place, changed[place], path)
 
 
 class _Kept:
@@ -238,20 +239,24 @@ def _memory(tensor: torch.Tensor) -> int:
 
 def _told(values: tuple[Any, Any]) -> str:
     old, new = values
+    if isinstance(new, Unsaid):
+        return f" ({new})"
     short = all(len(str(value)) < 40 and not isinstance(value, torch.Tensor) for value in values)
     return f" ({old}, then {new})" if short else ""
 
 
-def _keeps_state(step: TrainingStep, place: Place, values: str, path: Path) -> WorkloadError:
+def _keeps_state(step: TrainingStep, place: Place, values: tuple[Any, Any] | None, path: Path) -> WorkloadError:
+    """HP113 at the line that changes ``place``; ``values``: what it was and what it is then."""
     module, name = place
     owner = dict(step.named_modules()).get(module, step.loss)
     title = f"{module.removeprefix('model').lstrip('.')}.{name}".lstrip(".")
     kind = "plain attribute" if name.isidentifier() else "Python value"
+    told = _told(values) if values else ""
     return WorkloadError(
         "HP113",
-        f"forward changes the {kind} '{title}' from call to call{values}; the captured model would not",
+        f"forward changes the {kind} '{title}' from call to call{told}; the captured model would not",
         where=_changing_line(owner, name, path),
-        hint=_HINT,
+        hint=_DRAWS if values and isinstance(values[1], Unsaid) and values[1].draws else _HINT,
     )
 
 

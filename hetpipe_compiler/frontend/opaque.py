@@ -59,17 +59,21 @@ class Kept:
         called = {call.module for call in self.in_training.values()}
         for pattern, paths in self._paths.items():
             if not called.intersection(paths):
-                raise WorkloadError(
-                    "HP123",
-                    f"'{pattern}': forward never calls this module",
-                    where="--opaque",
-                    hint="name the module whose own forward is called; a container's is not",
-                )
+                raise self._never_called(pattern, paths)
 
     @property
     def paths(self) -> set[str]:
         """Where the modules lie in the model."""
         return {path for paths in self._paths.values() for path in paths}
+
+    def _never_called(self, pattern: str, paths: Sequence[str]) -> WorkloadError:
+        around = next((outer for outer in sorted(self.paths) for path in paths if path.startswith(f"{outer}.")), None)
+        problem = "forward never calls this module"
+        hint = "name the module whose own forward is called; a container's is not"
+        if around is not None:
+            problem = f"this module lies in '{around}', which is kept whole with all that is in it"
+            hint = "name only one of them"
+        return WorkloadError("HP123", f"'{pattern}': {problem}", where="--opaque", hint=hint)
 
     @cached_property
     def in_training(self) -> dict[str, OpaqueCall]:

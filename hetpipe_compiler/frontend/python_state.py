@@ -43,13 +43,31 @@ class Items:
         return f"{self.count} item{'' if self.count == 1 else 's'}"
 
 
+@dataclass(frozen=True)
+class Unsaid:
+    """A state that is compared but means nothing to people.
+
+    Attributes:
+        kind: What it is the state of.
+        state: What is compared.
+        draws: Whether it is that of a generator of random numbers.
+    """
+
+    kind: str
+    state: Any
+    draws: bool = False
+
+    def __str__(self) -> str:
+        return self.kind
+
+
 @dataclass(eq=False)
 class PythonState:
     """The state of a training step at one moment.
 
     Attributes:
         values: Every value by its place, a container before what lies in it. Tensors are themselves, containers are
-            `Items`, and whatever else has a state to compare is a text.
+            `Items`, and whatever else has a state to compare is a text or `Unsaid`.
     """
 
     values: dict[Place, Any] = field(default_factory=dict)
@@ -92,8 +110,8 @@ class PythonState:
             self.values[path, name] = str(value)
         elif isinstance(value, _CODE) or id(value) in self._seen or depth > _DEPTH:
             return
-        elif (text := _own_state(value)) is not None:
-            self.values[path, name] = text
+        elif (state := _own_state(value)) is not None:
+            self.values[path, name] = state
         else:
             self._seen.add(id(value))
             self._look_into(path, name, value, depth)
@@ -164,17 +182,19 @@ def _same(old: Any, new: Any) -> bool:
     return type(old) is type(new) and bool(old == new or (old != old and new != new))
 
 
-def _own_state(value: Any) -> str | None:
+def _own_state(value: Any) -> str | Unsaid | None:
     """The state of what is no container and has no attributes to look at."""
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
     if isinstance(value, random.Random):
-        return str(hash(value.getstate()))
+        return Unsaid(f"the state of a {kind}", value.getstate(), draws=True)
     if isinstance(value, np.random.Generator):
-        return str(value.bit_generator.state)
+        return Unsaid("the state of a numpy.random.Generator", str(value.bit_generator.state), draws=True)
     if isinstance(value, np.random.RandomState):
-        kind, keys, position, *_ = value.get_state(legacy=True)
-        return f"{kind} {hash(np.asarray(keys).tobytes())} {position}"
+        name, keys, *position = value.get_state(legacy=True)
+        state = name, np.asarray(keys).tobytes(), *position
+        return Unsaid("the state of a numpy.random.RandomState", state, draws=True)
     if isinstance(value, np.ndarray) and value.dtype != object and value.nbytes <= _MOST_BYTES:
-        return f"{value.shape} {value.dtype} {hash(value.tobytes())}"
+        return Unsaid(f"a NumPy array of {value.dtype} {value.shape}", value.tobytes())
     return repr(value) if isinstance(value, (itertools.count, np.generic)) else None
 
 

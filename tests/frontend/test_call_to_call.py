@@ -11,8 +11,10 @@ from hetpipe_compiler.frontend.capture import capture
 from hetpipe_compiler.frontend.load import load_workload
 
 _MODEL = """
+import random
 from collections import deque
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -29,6 +31,7 @@ class Net(nn.Module):
         super().__init__()
         self.a, self.head = nn.Linear(8, 8), nn.Linear(8, 5)
         self.calls, self.kept, self.recent, self.meter, self.step = {"n": 0}, [], deque(maxlen=2), Meter(), None
+        self.dice = {"python": random.Random(3), "numpy": np.random.default_rng(3), "table": np.zeros(3)}
 
     def forward(self, x):
         h = self.a(x)
@@ -83,6 +86,22 @@ def test_state_is_refused(name: str, tmp_path: Path) -> None:
     assert attribute in str(caught.value)
     line = _MODEL.split("{body}")[0].count("\n") + 1
     assert f"model.py:{line + body.rsplit(attribute, 1)[0].count(chr(10))}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "hint"),
+    [
+        ("h = h * self.dice['python'].random()", "(the state of a random.Random)", "torch.rand"),
+        ("h = h * float(self.dice['numpy'].random())", "(the state of a numpy.random.Generator)", "torch.rand"),
+        ("self.dice['table'] += 1; h = h * self.dice['table'][0]", "(a NumPy array of float64 (3,))", "buffer"),
+    ],
+)
+def test_state_that_says_nothing_is_told_by_its_kind(body: str, kind: str, hint: str, tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError) as caught:
+        _captured(tmp_path, body)
+    assert caught.value.code == "HP113"
+    assert f"from call to call {kind}" in caught.value.message
+    assert hint in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize("name", CACHES)

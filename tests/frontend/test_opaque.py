@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.frontend.capture import capture
-from hetpipe_compiler.frontend.load import LoadedWorkload
+from hetpipe_compiler.frontend.load import LoadedWorkload, load_workload
 from hetpipe_compiler.ir.captured import Captured
 from hetpipe_compiler.ir.opaque import OpaqueCall, Slot, opaque_call
 from hetpipe_compiler.ir.workload import Workload
@@ -202,6 +202,20 @@ REFUSED: dict[str, tuple[Callable[..., Any], Callable[..., Any], str, str]] = {
         lambda part, h: part(part(h)), "parts.0", "HP124",
     ),
 }  # fmt: skip
+
+
+def test_a_module_inside_one_that_is_kept_whole(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(
+        "import torch\nfrom torch import nn\nfrom hetpipe_compiler import Workload\n\n\n"
+        "def workload():\n"
+        "    model = lambda: nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.Identity()), nn.Linear(4, 2))\n"
+        "    return Workload(model, (torch.zeros(3, 4), torch.zeros(3, 2)), torch.optim.SGD, nn.MSELoss())\n"
+    )
+    loaded = load_workload(tmp_path / "model.py")
+    capture(loaded, opaque=["0.0"])
+    with pytest.raises(WorkloadError, match=r"'0.0': this module lies in '0', which is kept whole") as caught:
+        capture(loaded, opaque=["0", "0.0"])
+    assert caught.value.code == "HP123"
 
 
 @pytest.mark.parametrize("title", REFUSED)

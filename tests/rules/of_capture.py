@@ -12,7 +12,7 @@ ROWS = (
     Row("a number counted in forward is frozen", "Counter",
         "frontend.call_to_call:refuse_state", "len(left) < len(observed.changed) or", cases="T8"),
     Row("a tensor kept from call to call is frozen", "PlainState",
-        "frontend.call_to_call:refuse_state", 'raise _keeps_state(step, place, "", path)', "pass"),
+        "frontend.call_to_call:refuse_state", "raise _keeps_state(step, place, None, path)", "pass"),
     Row("what a call leaves for the next is frozen", "KeepsLast",
         "frontend.call_to_call:refuse_state", "or any(_follows_batch(program, tensor) for tensor in left)"),
     Row("a moment is frozen", "frontend/test_moments.py::test_computing_with_the_moment_is_refused[time.time]",
