@@ -32,7 +32,7 @@ from hetpipe_compiler.codegen.onnx_stages import (
 )
 from hetpipe_compiler.codegen.onnx_weights import EMBED_LIMIT_BYTES, attach_weights
 from hetpipe_compiler.codegen.quantities import digits
-from hetpipe_compiler.codegen.worker_groups import same_cuts, worker_of
+from hetpipe_compiler.codegen.worker_groups import same_cuts
 from hetpipe_compiler.errors import ArtifactError
 from hetpipe_compiler.ir.plan import Plan, VirtualWorker
 
@@ -61,7 +61,7 @@ def write_onnx(
 
     from hetpipe_compiler.codegen.stage_chain import node_lines, stage_path
 
-    worker = worker_of(plan, vw or 0)
+    worker = plan.worker(vw or 0)
     paths = [stage_path(stage, folder) for stage in worker.stages]
     origins = Origins(paths, [node_lines(file) for file in paths])
     exported, model = _export(plan, worker, folder, graph)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 from hetpipe_compiler.codegen.quantities import number_ranges
-from hetpipe_compiler.errors import ArtifactError
 from hetpipe_compiler.ir.plan import Plan, VirtualWorker
 
 
@@ -43,19 +42,8 @@ def same_cuts(plan: Plan, vw: int | None = None) -> tuple[WorkerGroup, ...]:
     return _group(_chosen(plan, vw), lambda w: tuple((s.kind, s.nodes) for s in w.stages))
 
 
-def worker_of(plan: Plan, index: int) -> VirtualWorker:
-    """Virtual worker ``index``; raises `ArtifactError` HP441 if the plan has none of that number."""
-    if not 0 <= index < len(plan.virtual_workers):
-        raise ArtifactError(
-            "HP441",
-            f"no virtual worker {index}: the plan has {len(plan.virtual_workers)}",
-            hint=f"--vw takes 0 to {len(plan.virtual_workers) - 1}",
-        )
-    return plan.virtual_workers[index]
-
-
 def _chosen(plan: Plan, vw: int | None) -> tuple[VirtualWorker, ...]:
-    return plan.virtual_workers if vw is None else (worker_of(plan, vw),)
+    return plan.virtual_workers if vw is None else (plan.worker(vw),)
 
 
 def _group(all_workers: Sequence[VirtualWorker], key: Callable[[VirtualWorker], Hashable]) -> tuple[WorkerGroup, ...]:

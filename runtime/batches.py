@@ -5,10 +5,9 @@ An epoch is as long as the largest shard; a shorter shard wraps round within it.
 
 from __future__ import annotations
 
-import reprlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice, repeat
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,11 +15,12 @@ from torch.utils import _pytree as pytree
 
 from hetpipe_compiler.errors import RunError
 from hetpipe_compiler.frontend.load import user_line
+from hetpipe_compiler.runtime.batch_form import BatchForm
 from hetpipe_compiler.runtime.randomness import data_seed, epoch_seed, seed_everything
 
 if TYPE_CHECKING:
     from hetpipe_compiler.frontend.load import LoadedWorkload
-    from hetpipe_compiler.ir.plan import Plan, Port
+    from hetpipe_compiler.ir.plan import Plan
 
 _COUNTING_S = 10.0
 
@@ -57,7 +57,8 @@ def shard_lengths(
                 lengths.append(len(batches))
             except TypeError:  # also of a DataLoader over an IterableDataset, which has a __len__
                 countable = hasattr(batches, "__iter__")
-                lengths.append(_count(batches, call, at_most, on_note) if countable else -1)
+                each = counted_aloud(batches, call, on_note, "--steps needs no count") if countable else ()
+                lengths.append(sum(1 for _ in islice(each, at_most)) if countable else -1)
         except Exception as error:
             raise RunError(
                 "HP517",
@@ -77,16 +78,16 @@ def shard_lengths(
     return tuple(lengths)
 
 
-def _count(batches: Iterable[Any], call: str, at_most: int | None, on_note: Callable[[str], None] | None) -> int:
-    """How many there are; says so now and then, because a stream may be long or have no end."""
+def counted_aloud(
+    batches: Iterable[Any], call: str, on_note: Callable[[str], None] | None, advice: str
+) -> Iterator[Any]:
+    """The batches, counted; says so now and then, because a stream may be long or have no end."""
     told = time.monotonic()
-    count = 0
-    for _ in islice(batches, at_most):
-        count += 1
+    for count, batch in enumerate(batches, 1):
         if on_note is not None and time.monotonic() - told > _COUNTING_S:
             told = time.monotonic()
-            on_note(f"counting the batches of {call}, which has no len(): {count} so far; --steps needs no count")
-    return count
+            on_note(f"counting the batches of {call}, which has no len(): {count} so far; {advice}")
+        yield batch
 
 
 class BatchSource:
@@ -121,12 +122,8 @@ class BatchSource:
     ) -> None:
         self._workload, self._vw, self._seed = workload, vw, seed
         self._shards = len(plan.virtual_workers)
-        self._note = plan.dynamic_batch_note
-        self._ports = tuple(p for p in plan.virtual_workers[vw].stages[0].inputs if p.batch_leaf is not None)
         self._example = workload.workload.example_batch()
-        leaves = pytree.tree_leaves(self._example)
-        self._leaves = len(leaves)
-        self._fixed = {at: leaf for at, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
+        self._form = BatchForm(plan, vw, self._example)
         self.lengths = lengths or shard_lengths(workload, self._shards, seed)
         self._filled: list[Any] | None = None
         self._iterator: Iterator[Any] = iter(())
@@ -157,7 +154,7 @@ class BatchSource:
         while self._next <= minibatch:  # more than one turn only after a jump
             batch = self._fetch(self._next, start=(self._next - 1) % per_epoch == 0, epoch=epoch)
             self._next += 1
-        return self._checked(batch, minibatch)
+        return self._form.leaves(batch, f"vw{self._vw}, batch of minibatch {minibatch}")
 
     def _fetch(self, minibatch: int, *, start: bool, epoch: int) -> Any:
         if start:
@@ -183,75 +180,10 @@ class BatchSource:
         if self._filled is None:
             generator = torch.Generator().manual_seed(data_seed(self._seed, 0, 0))
             leaves = [_filled(leaf, generator) for leaf in pytree.tree_leaves(self._example)]
-            self._filled = self._checked(pytree.tree_unflatten(leaves, pytree.tree_structure(self._example)), 1)
+            batch = pytree.tree_unflatten(leaves, pytree.tree_structure(self._example))
+            self._filled = self._form.leaves(batch, f"vw{self._vw}, the example")
         # Copies: forward may write into its batch, and each minibatch starts from the example.
         return [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in self._filled]
-
-    def _checked(self, batch: Any, minibatch: int) -> list[Any]:
-        where = f"vw{self._vw}, batch of minibatch {minibatch}"
-        leaves = pytree.tree_flatten_with_path(_in_order_of(self._example, batch, where))[0]
-        if len(leaves) != self._leaves:
-            raise _mismatch(where, f"has {len(leaves)} tensors and values, the example has {self._leaves}")
-        sizes: dict[str, int] = {}
-        for port in self._ports:
-            assert port.batch_leaf is not None
-            path, value = leaves[port.batch_leaf]
-            self._check_leaf(port, value, f"{where}: item {pytree.keystr(path)}", sizes)
-        for at, planned in self._fixed.items():
-            path, value = leaves[at]
-            if not _same(value, planned):
-                what = f"is {_told(value)}, the plan was made with {_told(planned)}: what is no tensor never changes"
-                raise _mismatch(f"{where}: item {pytree.keystr(path)}", what)
-        return [value for _, value in leaves]
-
-    def _check_leaf(self, port: Port, value: Any, where: str, sizes: dict[str, int]) -> None:
-        if port.kind == "scalar":
-            if type(value).__name__ != port.dtype:
-                raise _mismatch(where, f"is {type(value).__name__}, the plan wants {port.dtype}")
-            return
-        if not isinstance(value, torch.Tensor):
-            raise _mismatch(where, f"is {type(value).__name__}, the plan wants a {port.dtype} tensor")
-        dtype = str(value.dtype).removeprefix("torch.")
-        if dtype != port.dtype:
-            raise _mismatch(where, f"has dtype {dtype}, the plan wants {port.dtype}")
-        shape = tuple(value.shape)
-        fits = len(shape) == len(port.shape) and all(map(_size_fits, shape, port.shape, repeat(sizes)))
-        if not fits:
-            fixed = f" (the batch size is fixed: {self._note})" if self._note else ""
-            raise _mismatch(where, f"has shape {list(shape)}, the plan wants {list(port.shape)}{fixed}")
-
-
-def _same(value: Any, planned: Any) -> bool:
-    """Whether something that is no tensor is still what the graph was captured with."""
-    if type(value) is not type(planned):
-        return False
-    try:
-        return value is planned or bool(value == planned) or (value != value and planned != planned)
-    except Exception:  # an object whose comparison fails
-        return False
-
-
-def _told(value: Any) -> str:
-    return f"a {value.dtype} tensor" if isinstance(value, torch.Tensor) else reprlib.repr(value)
-
-
-def _size_fits(size: int, want: int | str, sizes: dict[str, int]) -> bool:
-    """Whether a size is the port's: a name stands for one size per batch; expressions such as ``2*s0`` go unchecked."""
-    if isinstance(want, int):
-        return size == want
-    return not want.isidentifier() or sizes.setdefault(want, size) == size
-
-
-def _in_order_of(example: Any, batch: Any, where: str) -> Any:
-    """``batch`` with the keys of its dictionaries in the example's order, which is what leaves are counted by."""
-    if isinstance(example, Mapping) and isinstance(batch, Mapping):
-        if set(example) != set(batch):
-            missing, extra = sorted(set(example) - set(batch)), sorted(set(batch) - set(example))
-            raise _mismatch(where, f"has not the example's keys: missing {missing}, unknown {extra}")
-        return {key: _in_order_of(value, batch[key], where) for key, value in example.items()}
-    if isinstance(example, (tuple, list)) and isinstance(batch, (tuple, list)) and len(example) == len(batch):
-        return [_in_order_of(e, b, where) for e, b in zip(example, batch, strict=True)]
-    return batch
 
 
 def _filled(leaf: Any, generator: torch.Generator) -> Any:
@@ -260,15 +192,6 @@ def _filled(leaf: Any, generator: torch.Generator) -> Any:
     if leaf.is_floating_point():
         return torch.randn(leaf.shape, generator=generator).to(leaf.dtype)
     return torch.zeros(leaf.shape, dtype=leaf.dtype)
-
-
-def _mismatch(where: str, message: str) -> RunError:
-    return RunError(
-        "HP516",
-        message,
-        where=where,
-        hint="make data() yield batches of the example's form, or compile with such an example",
-    )
 
 
 def _no_batches(workload: LoadedWorkload, shard: int, num_shards: int) -> RunError:

@@ -10,6 +10,8 @@ started     pid
 ready       servers: ``endpoint``
 status      once a second, from a thread of its own: `Activity.report`, servers also ``clocks`` (VW -> waves)
 minibatch   vw, minibatch, loss (None when it is not a number), samples: the last stage has finished it
+batch       evaluation: vw, minibatch, samples: stage 0 begins with it
+loss        evaluation: vw, minibatch, loss: the last stage has finished it
 push        servers: vw, stage, wave, accepted, clock
 pull        servers: vw, stage, need, clock, contains: with each answer
 finish      servers: vw, stage, clock

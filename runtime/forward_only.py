@@ -1,4 +1,4 @@
-"""A plan's stages run forward only, in eval mode, in one process: dropout off, batch norm on its statistics."""
+"""A plan's stages run forward only, in eval mode, in one process. With a process a stage: `run_evaluation`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,11 @@ from safetensors.torch import load_file
 
 from hetpipe_compiler.errors import RunError
 from hetpipe_compiler.ir.plan import Plan
-from hetpipe_compiler.ir.stage_file import load_stage_class
-from hetpipe_compiler.runtime.initial import WEIGHTS_FILE
-from hetpipe_compiler.runtime.stage_error import calling_stage
-from hetpipe_compiler.runtime.weights import WeightVersions
+from hetpipe_compiler.runtime.eval_stage import EvalStage, check_evaluates, own_leaf
+from hetpipe_compiler.runtime.initial import WEIGHTS_FILE, load_constants, load_weights
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from hetpipe_compiler.ir.plan import Stage
+    from torch import Tensor
 
 
 class ForwardOnly:
@@ -28,8 +24,9 @@ class ForwardOnly:
     Args:
         folder: The plan folder.
         plan: The plan in it, if it has been read already.
-        weights: Parameters and buffers by the model's names; default: the folder's initial ones. What the model changes
-            in them even in eval mode changes in copies.
+        weights: Parameters and buffers by the model's names; default: the folder's initial ones, from which
+            also come buffers that models do not save. What the model changes in them even in eval mode changes in
+            copies.
         worker: Which virtual worker's stages. All compute the same.
         device: Where to compute.
 
@@ -47,15 +44,8 @@ class ForwardOnly:
         worker: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
-        self._folder = folder
         self._plan = plan or Plan.load(folder)
-        if not self._plan.evaluation:
-            raise RunError(
-                "HP520",
-                f"this plan does not run in eval mode: {self._plan.evaluation_note or 'it was made from no model'}",
-                where=str(folder),
-                hint="evaluate with the model itself and the weights that the run wrote",
-            )
+        check_evaluates(self._plan, folder)
         if weights is None and not self._plan.weights:
             raise RunError(
                 "HP513",
@@ -63,18 +53,18 @@ class ForwardOnly:
                 where=str(folder),
                 hint="give those of a run, or compile without --no-weights",
             )
-        self._device = torch.device(device)
-        values = {
-            **(load_file(folder / WEIGHTS_FILE) if weights is None else weights),
-            **load_file(folder / "constants.safetensors"),
-        }
-        self._stages = self._plan.virtual_workers[worker].stages
-        self._modules = [self._build(stage, values) for stage in self._stages]
+        self._device = device
+        values = {**self._values(folder, weights), **load_constants(self._plan, folder)}
+        stages = self._plan.virtual_workers[worker].stages
+        self._stages = [EvalStage(self._plan, folder, stage, values, device) for stage in stages]
 
-    def _build(self, stage: Stage, values: Mapping[str, Tensor]) -> nn.Module:
-        mutated = frozenset(b.name for b in self._plan.buffers if b.mutated)
-        weights = WeightVersions(load_stage_class(self._folder, stage.module), values, 1, self._device, mutated)
-        return weights.acquire().module.eval()
+    def _values(self, folder: Path, weights: Mapping[str, Tensor] | None) -> Mapping[str, Tensor]:
+        if weights is None:
+            return load_file(folder / WEIGHTS_FILE)
+        unsaved = [b.name for b in self._plan.buffers if not b.persistent and b.name not in weights]
+        if unsaved and self._plan.weights:
+            return {**weights, **load_weights(self._plan, folder / WEIGHTS_FILE, unsaved)}
+        return weights
 
     def loss(self, leaves: Sequence[Any]) -> Tensor:
         """The loss of one batch, given as all its leaves in ``torch.utils._pytree.tree_flatten`` order.
@@ -83,22 +73,16 @@ class ForwardOnly:
             RunError: HP519 a stage raises.
         """
         values: dict[tuple[int, str], Any] = {}
-        for stage, module in zip(self._stages, self._modules, strict=True):
-            inputs = [
-                self._own(leaves[port.batch_leaf])
-                if stage.index == 0 and port.batch_leaf is not None
+        for run in self._stages:
+            inputs = {
+                port.name: own_leaf(leaves[port.batch_leaf], self._device)
+                if run.stage.index == 0 and port.batch_leaf is not None
                 else values[port.source, port.name]
-                for port in stage.inputs
-            ]
-            with torch.no_grad(), calling_stage(self._folder, stage):
-                outputs = module(*inputs)
-            values.update(((stage.index, port.name), v) for port, v in zip(stage.outputs, outputs, strict=True))
-        found: Tensor = values[self._stages[-1].index, self._plan.loss or ""]
+                for port in run.stage.inputs
+            }
+            values.update(((run.stage.index, name), value) for name, value in run(inputs).items())
+        found: Tensor = values[self._stages[-1].stage.index, self._plan.loss or ""]
         return found
-
-    def _own(self, leaf: Any) -> Any:
-        """On the stages' device; a copy, because a model may write into its input."""
-        return leaf.detach().to(self._device, copy=True) if isinstance(leaf, torch.Tensor) else leaf
 
 
 def evaluate(folder: Path | str, leaves: Sequence[Any], *, weights: Mapping[str, Tensor] | None = None) -> float:

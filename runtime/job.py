@@ -14,13 +14,15 @@ class Job(BaseModel):
     """The options of a run, with defaults filled in.
 
     Attributes:
+        evaluates: The virtual worker that evaluates; None: all train.
         plan: The plan folder; ``computes``: `Plan.computes` of the plan in it.
         minibatches: Per virtual worker, the same for all.
         shard_lengths: Batches in each virtual worker's shard; None without ``data`` in the workload.
         threads: Compute threads of each process.
         workload: The model.py to use.
         settings: What its ``workload()`` is called with.
-        weights: safetensors file with the initial weights and buffers.
+        weights: safetensors file with the initial weights and buffers; of an evaluation, with those to evaluate.
+        unsaved_buffers: Of an evaluation: the file with the buffers that models do not save, if there are any.
         save_every: Waves between saved weights; None: only at the end.
         timeout_s: Seconds without progress of any process after which the run ends with a report.
         store: HOST:PORT of the launcher's TCPStore.
@@ -29,6 +31,7 @@ class Job(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
 
+    evaluates: int | None = None
     plan: Path
     computes: str = ""
     minibatches: int
@@ -40,6 +43,7 @@ class Job(BaseModel):
     workload: Path
     settings: dict[str, Any]
     weights: Path
+    unsaved_buffers: Path | None = None
     save_every: int | None
     timeout_s: float
     store: str = ""

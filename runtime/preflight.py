@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ from hetpipe_compiler.errors import ArtifactError
 
 if TYPE_CHECKING:
     from hetpipe_compiler.ir.cluster import Cluster
-    from hetpipe_compiler.ir.plan import Plan
+    from hetpipe_compiler.ir.plan import Plan, VirtualWorker
 
 
 def check_plan_folder(plan: Plan, folder: Path) -> None:
@@ -21,14 +22,13 @@ def check_plan_folder(plan: Plan, folder: Path) -> None:
             `hetpipe_compiler.passes.verify`.
     """
     from hetpipe_compiler.ir.cluster import Cluster
-    from hetpipe_compiler.ir.stage_file import load_stage_class
     from hetpipe_compiler.passes.simulate.costs import PipelineCosts
     from hetpipe_compiler.passes.verify import verify_schedule
-    from hetpipe_compiler.runtime.initial import CONSTANTS_FILE, WEIGHTS_FILE, check_names
+    from hetpipe_compiler.runtime.initial import WEIGHTS_FILE, check_names
     from hetpipe_compiler.runtime.programs import SCHEDULE_FILE, load_schedule
 
+    check_stages(plan, folder, plan.virtual_workers)
     cluster = Cluster.from_dict(plan.cluster)
-    _check_devices(plan, folder, cluster)
     costs = [PipelineCosts.of_plan(worker, cluster) for worker in plan.virtual_workers]
     in_flight = [[stage.in_flight for stage in worker.stages] for worker in plan.virtual_workers]
     schedule = load_schedule(plan, folder)
@@ -37,10 +37,23 @@ def check_plan_folder(plan: Plan, folder: Path) -> None:
     except ArtifactError as error:
         error.where = str(folder / SCHEDULE_FILE) + (error.where or "").removeprefix(SCHEDULE_FILE)
         raise
-    for module in dict.fromkeys(stage.module for worker in plan.virtual_workers for stage in worker.stages):
-        load_stage_class(folder, module)
     if plan.weights:
         check_names(folder / WEIGHTS_FILE, [t.name for t in (*plan.parameters, *plan.buffers)])
+
+
+def check_stages(plan: Plan, folder: Path, workers: Sequence[VirtualWorker]) -> None:
+    """Import the stage modules of these virtual workers, and look for their devices and the constants.
+
+    Raises:
+        ArtifactError: HP402, HP415 and HP416 as above.
+    """
+    from hetpipe_compiler.ir.cluster import Cluster
+    from hetpipe_compiler.ir.stage_file import load_stage_class
+    from hetpipe_compiler.runtime.initial import CONSTANTS_FILE, check_names
+
+    _check_devices(plan, folder, Cluster.from_dict(plan.cluster))
+    for module in dict.fromkeys(stage.module for worker in workers for stage in worker.stages):
+        load_stage_class(folder, module)
     if plan.constants:
         check_names(folder / CONSTANTS_FILE, [t.name for t in plan.constants])
 

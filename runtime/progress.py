@@ -231,8 +231,8 @@ def _cells(record: dict[str, Any]) -> dict[str, str]:
     loss = record["loss"]
     return {
         "minibatch": f"{record['minibatches']}/{record['total']}",
-        "minibatches/s": _rate(record["minibatches_per_s"]),
-        "samples/s": _rate(record["samples_per_s"]),
+        "minibatches/s": rate(record["minibatches_per_s"]),
+        "samples/s": rate(record["samples_per_s"]),
         "loss": f"{loss:.4f}" if isinstance(loss, float) else str(loss or "-"),
         "clock": str(record["clock"]),
         "waiting": f"{100 * record['waiting']:.0f}%",
@@ -250,6 +250,6 @@ def _that_fit(rows: list[dict[str, str]], width: int) -> list[str]:
     return list(widths)
 
 
-def _rate(per_s: float) -> str:
+def rate(per_s: float) -> str:
     """Two or three digits that say something, also of a minibatch that takes a minute."""
     return f"{per_s:.0f}" if per_s >= 100 or not per_s else f"{per_s:.1f}" if per_s >= 1 else f"{per_s:.2g}"

@@ -11,7 +11,7 @@ from hetpipe_compiler.runtime import checkpoint
 from hetpipe_compiler.runtime.events import JsonLines
 from hetpipe_compiler.runtime.initial import load_weights
 from hetpipe_compiler.runtime.interpret import interpret
-from hetpipe_compiler.runtime.launch import Prepared
+from hetpipe_compiler.runtime.prepared import Prepared
 from hetpipe_compiler.runtime.progress import Progress, finite
 
 

@@ -16,6 +16,7 @@ import torch
 
 from hetpipe_compiler.ir.schedule import Instruction, Op
 from hetpipe_compiler.ir.stage_file import load_stage_class
+from hetpipe_compiler.runtime.batch_form import batch_dimension
 from hetpipe_compiler.runtime.channels import Mailbox, MessageKind, ParameterLink
 from hetpipe_compiler.runtime.optimizers import optimizer_and_scheduler
 from hetpipe_compiler.runtime.randomness import minibatch_seed, seed_torch
@@ -119,7 +120,7 @@ class StageEngine:
         )
         self.local = LocalUpdates(self.weights, plan.nm)
         self.optimizer, self.scheduler = optimizer_and_scheduler(workload, self.weights.parameters)
-        self._batch_dimension = _batch_dimension(worker.stages[0].inputs, self._stage.inputs)
+        self._batch_dimension = batch_dimension(worker.stages[0].inputs, self._stage.inputs)
         self._flights: dict[int, _Flight] = {}
         self._last_update = 0
         self.samples = 0
@@ -366,15 +367,3 @@ def _sum(gradients: Iterable[Tensor | None]) -> Tensor | None:
         if gradient is not None:
             total = gradient if total is None else total + gradient
     return total
-
-
-def _batch_dimension(first: Iterable[Port], inputs: Iterable[Port]) -> tuple[str, int] | None:
-    """An input and the dimension of it that is the batch's, or None when no shape names it.
-
-    ``first``: the inputs of stage 0, where the first dimension of the first batch tensor is the batch.
-    """
-    tensors = [p for p in first if p.batch_leaf is not None and p.kind == "tensor" and p.shape]
-    if not tensors or not isinstance(tensors[0].shape[0], str):
-        return None
-    symbol = tensors[0].shape[0]
-    return next(((p.name, p.shape.index(symbol)) for p in inputs if symbol in p.shape), None)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hetpipe_compiler.errors import RunError
 from hetpipe_compiler.runtime.flat import FlatTensors
+from hetpipe_compiler.runtime.stage_tensors import put_tensors, value_for
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -78,18 +78,18 @@ class WeightVersions:
         declared = dict(modules[0].named_parameters())
         self.trainable = tuple(name for name, p in declared.items() if p.requires_grad)
         self.frozen: dict[str, Tensor] = {
-            name: torch.nn.Parameter(_value(values, name, p).to(device), requires_grad=False)
+            name: torch.nn.Parameter(value_for(values, name, p).to(device), requires_grad=False)
             for name, p in declared.items()
             if not p.requires_grad
         }
         self._mutated = mutated
         self.buffers: dict[str, Tensor] = {}
         for name, buffer in modules[0].named_buffers():
-            value = _value(values, name, buffer)
+            value = value_for(values, name, buffer)
             self.buffers[name] = value.to(device, copy=True) if name in mutated else value.to(device)
         self.master = FlatTensors({name: declared[name] for name in self.trainable}, device)
         for name, view in self.master.views.items():
-            view.copy_(_value(values, name, declared[name]))
+            view.copy_(value_for(values, name, declared[name]))
         self.parameters: dict[str, nn.Parameter] = {
             name: torch.nn.Parameter(view) for name, view in self.master.views.items()
         }
@@ -103,12 +103,7 @@ class WeightVersions:
         else:
             slot = Slot(module, self.master.empty_like())
             parameters = {name: torch.nn.Parameter(view) for name, view in slot.values.views.items()}
-        for name, tensor in {**self.frozen, **parameters}.items():
-            owner, leaf = _owner(module, name)
-            owner._parameters[leaf] = tensor  # type: ignore[assignment]
-        for name, tensor in self.buffers.items():
-            owner, leaf = _owner(module, name)
-            owner._buffers[leaf] = tensor
+        put_tensors(module, {**self.frozen, **parameters}, self.buffers)
         return slot
 
     def acquire(self) -> Slot:
@@ -168,22 +163,3 @@ class WeightVersions:
 
 def _parameters(slot: Slot, names: tuple[str, ...]) -> list[tuple[str, nn.Parameter]]:
     return [(name, slot.module.get_parameter(name)) for name in names]
-
-
-def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
-    path, _, leaf = name.rpartition(".")
-    return module.get_submodule(path), leaf
-
-
-def _value(values: Mapping[str, Tensor], name: str, declared: Tensor) -> Tensor:
-    value = values.get(name)
-    if value is None:
-        raise RunError("HP513", "has no value", where=name, hint="compile again: the plan folder is incomplete")
-    if value.shape != declared.shape or value.dtype != declared.dtype:
-        raise RunError(
-            "HP513",
-            f"is {value.dtype} {tuple(value.shape)}, the stage wants {declared.dtype} {tuple(declared.shape)}",
-            where=name,
-            hint="compile again, or give weights of the same model",
-        )
-    return value.detach()

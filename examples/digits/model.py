@@ -69,6 +69,10 @@ def workload(batch_size: int = 32, width: int = 32, lr: float = 0.001) -> Worklo
         # Every num_shards-th image of one common shuffle: shards never overlap. The last batch may be smaller.
         return [(images[picked], labels[picked]) for picked in order[shard::num_shards].split(batch_size)]
 
+    def evaluation_data() -> list[tuple[Tensor, Tensor]]:
+        _, (images, labels) = load_split()
+        return list(zip(images.split(batch_size), labels.split(batch_size), strict=True))
+
     return Workload(
         model=lambda: DigitsNet(width),
         loss=nn.CrossEntropyLoss(),
@@ -77,4 +81,5 @@ def workload(batch_size: int = 32, width: int = 32, lr: float = 0.001) -> Worklo
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=lr),
         data=data,
         evaluate=evaluate,
+        evaluation_data=evaluation_data,
     )

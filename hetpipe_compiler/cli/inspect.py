@@ -51,7 +51,6 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON instead.")] = False,
 ) -> None:
     """Show what hetpipe-compile decided: without options, the tables."""
-    from hetpipe_compiler.codegen.worker_groups import worker_of
     from hetpipe_compiler.ir.plan import Plan
 
     pictures = {kind: path for kind, path in (("svg", svg), ("png", png)) if path is not None}
@@ -67,7 +66,7 @@ def inspect(
         raise typer.BadParameter("--write-profiles needs the times of a run: --compare RUN")
     plan = Plan.load(folder)
     if vw is not None:
-        worker_of(plan, vw)  # refuse a wrong number before anything is written
+        plan.worker(vw)  # refuse a wrong number before anything is written
     if as_json:
         sys.stdout.write(plan.to_json())
     elif memory or not (dot or pictures or onnx or timeline or compare):

@@ -211,6 +211,16 @@ class Plan(_Model):
     buffers: tuple[Tensor, ...] = ()
     constants: tuple[Tensor, ...] = ()
 
+    def worker(self, index: int) -> VirtualWorker:
+        """Virtual worker ``index``; raises `ArtifactError` HP441 if the plan has none of that number."""
+        if not 0 <= index < len(self.virtual_workers):
+            raise ArtifactError(
+                "HP441",
+                f"no virtual worker {index}: the plan has {len(self.virtual_workers)}",
+                hint=f"--vw takes 0 to {len(self.virtual_workers) - 1}",
+            )
+        return self.virtual_workers[index]
+
     def to_json(self) -> str:
         """Stable text: the same plan gives the same bytes."""
         return self.model_dump_json(indent=1) + "\n"

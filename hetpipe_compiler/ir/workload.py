@@ -29,6 +29,8 @@ class Workload:
         data: ``(shard, num_shards, seed)`` -> iterable over one epoch's batches of that shard, in the example's form.
             Shards must come from the same seed: each epoch calls it with another one, the same for all shards.
         evaluate: Gets the user's own model with the trained weights, in eval mode; returns named numbers.
+        evaluation_data: ``()`` -> iterable over the batches to evaluate on, in the example's form; the last may be
+            smaller. For ``hetpipe-run --evaluate``, which says the loss on them. It must yield the same ones each time.
     """
 
     model: Callable[[], torch.nn.Module]
@@ -39,6 +41,7 @@ class Workload:
     scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
     data: Callable[[int, int, int], Iterable[Any]] | None = None
     evaluate: Callable[[torch.nn.Module], dict[str, float]] | None = None
+    evaluation_data: Callable[[], Iterable[Any]] | None = None
 
     def example_batch(self) -> Any:
         """The example itself, made if it is a callable."""

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 _MAGIC = 0x48455450495045  # "HETPIPE"
 _HEADER_FIELDS = 8
+_POLL_S = 0.001
 _KINDS = (MessageKind.ACTIVATIONS, MessageKind.GRADIENTS)
 
 
@@ -80,6 +81,7 @@ class ProcessGroupMailbox:
         self._sent_layout: dict[tuple[MessageKind, int], bytes] = {}
         self._known_layout: dict[tuple[MessageKind, int], list[list[Any]]] = {}
         self._sends = _Sends(threaded=self._device.type != "cuda")
+        self._untaken: deque[Callable[[], None]] = deque()
 
     # sending
 
@@ -104,6 +106,18 @@ class ProcessGroupMailbox:
                 self._sends.add(dist.isend(on_device, peer, group=self._group, tag=tag), on_device, peer)
         except RuntimeError as error:
             raise self._lost(what, peer, error) from error
+
+    def hold_back(self, most: int) -> None:
+        """Call after each minibatch's sends: waits until the messages of all but the last ``most`` have been taken.
+
+        For programs in which nothing comes back from the later stages: without it a fast stage would fill the memory
+        with what a slow one has not taken yet. Raises `PeerLostError` HP531.
+        """
+        self._untaken.append(self._sends.mark())
+        if len(self._untaken) > most:
+            with self._activity.waiting("room for more messages", "the later stages"):
+                self._untaken.popleft()()
+            self._sends.check(self._lost, "earlier messages")
 
     def flush(self) -> None:
         """Wait until every message has been taken."""
@@ -214,11 +228,27 @@ class _Sends:
             self._held.popleft()
         self._held.append((work, tensor, peer))
 
-    def flush(self) -> None:
+    def mark(self) -> Callable[[], None]:
+        """Returns what waits, when called, until all that was added up to now has been taken."""
         if self._threaded:
             reached = threading.Event()
             self._queue.put(reached)
-            reached.wait()
+
+            def wait() -> None:
+                reached.wait()
+
+            return wait
+        works = [work for work, _, _ in self._held]
+
+        def poll() -> None:
+            while not all(work.is_completed() for work in works):  # wait() would hold up the stream, not this thread
+                time.sleep(_POLL_S)
+
+        return poll
+
+    def flush(self) -> None:
+        if self._threaded:
+            self.mark()()
         while self._held:
             self._held.popleft()[0].wait()
 

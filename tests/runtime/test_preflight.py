@@ -12,8 +12,9 @@ from toy_run import write_runnable
 
 from hetpipe_compiler.errors import ArtifactError
 from hetpipe_compiler.ir.plan import Plan
-from hetpipe_compiler.runtime.launch import RunOptions, launch
+from hetpipe_compiler.runtime.launch import launch
 from hetpipe_compiler.runtime.preflight import check_plan_folder
+from hetpipe_compiler.runtime.run_options import RunOptions
 
 
 @pytest.fixture

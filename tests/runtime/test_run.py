@@ -26,7 +26,8 @@ from hetpipe_compiler.ir.plan import Plan
 from hetpipe_compiler.runtime.build_model import build_model, initial_values
 from hetpipe_compiler.runtime.interpret import interpret
 from hetpipe_compiler.runtime.job import Job
-from hetpipe_compiler.runtime.launch import RunOptions, launch, prepare
+from hetpipe_compiler.runtime.launch import launch, prepare
+from hetpipe_compiler.runtime.run_options import RunOptions
 
 #: One virtual worker of two stages and one server: the smallest run that has everything.
 SMALL: dict[str, Any] = {"cuts": ((2,),), "in_flight": ((2, 1),), "batches": 200}

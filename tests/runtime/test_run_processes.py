@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hetpipe_compiler.runtime.run_distributed import _interrupts
+from hetpipe_compiler.runtime.run_processes import interrupts
 
 
 @pytest.fixture(autouse=True)
@@ -25,13 +25,13 @@ def handlers() -> Iterator[None]:
 def test_signals_end_a_run_as_ctrl_c_does(number: signal.Signals) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     before = signal.getsignal(number)
-    with pytest.raises(KeyboardInterrupt), _interrupts():
+    with pytest.raises(KeyboardInterrupt), interrupts():
         os.kill(os.getpid(), number)
     assert signal.getsignal(number) == before
 
 
 def test_under_nohup_a_closed_terminal_changes_nothing() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with _interrupts():
+    with interrupts():
         os.kill(os.getpid(), signal.SIGHUP)
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
