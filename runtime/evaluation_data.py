@@ -124,7 +124,8 @@ def _open(workload: LoadedWorkload, seed: int) -> Any:
             "HP522",
             "the workload has no evaluation_data",
             where=str(workload.path),
-            hint="give Workload(..., evaluation_data=...): a function that returns batches in the example's form",
+            hint="give Workload(..., evaluation_data=...), a function that returns batches in the example's form;"
+            " --workload MODEL.py takes it without compiling again",
         )
     seed_everything(epoch_seed(seed, 0))
     batches = make()

@@ -25,7 +25,10 @@ _TRAINING, _EVALUATION = "Training", "Evaluation"
 def run(
     plan: Annotated[Path, typer.Argument(help="Folder that hetpipe-compile wrote.", show_default=False)],
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="Run folder to make: weights, logs, metrics.", show_default=False)
+        Path,
+        typer.Option(
+            "-o", "--output", help="Run folder to make: weights or results, logs, metrics.", show_default=False
+        ),
     ],
     seed: Annotated[int | None, typer.Option(help="Of data order, dropout and the like; default: the plan's.")] = None,
     backend: Annotated[Backend, typer.Option(help="Gloo on the CPU, NCCL on GPUs, or what fits.")] = Backend.AUTO,
@@ -79,7 +82,8 @@ def run(
 ) -> None:
     """Train with a plan: one process per stage of each virtual worker and one parameter server per node, here.
 
-    Ctrl-C stops the workers and saves the weights so far.
+    Ctrl-C stops the workers and saves the weights so far. With --evaluate: one process per stage of one virtual worker,
+    forward only, in eval mode.
     """
     from hetpipe_compiler.runtime.launch import launch
     from hetpipe_compiler.runtime.run_options import RunOptions

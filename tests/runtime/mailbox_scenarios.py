@@ -145,6 +145,27 @@ def lost(rank: int) -> Any:
     return box.receive(G, 4, 0, ("x",))
 
 
+def held_back(rank: int) -> Any:
+    """A sender that may be two minibatches ahead; the receiver says how far it came before and after taking one."""
+    box = ProcessGroupMailbox(vw=0, stage=rank)
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 0:
+        for p in range(1, 6):
+            box.send(A, p, 1, {"x": torch.ones(4)})
+            store.set("sent", str(p))
+            store.set(f"sent {p}", "")
+            box.hold_back(2)
+        box.flush()
+        return None
+    seen = []
+    for p in range(1, 6):
+        store.wait([f"sent {min(p + 2, 5)}"])
+        time.sleep(0.1)
+        seen.append(int(store.get("sent")))
+        box.receive(A, p, 0, ("x",))
+    return seen
+
+
 SCENARIOS: dict[str, Callable[[int], Any]] = {
     "types": types,
     "changing": changing,
@@ -153,6 +174,7 @@ SCENARIOS: dict[str, Callable[[int], Any]] = {
     "wrong_names": wrong((A, 1, {"x": torch.ones(2), "z": 1}), (1, ("x", "y"))),
     "unannounced": unannounced,
     "garbage": garbage,
+    "held_back": held_back,
     "emulated": emulated,
     "lost": lost,
 }

@@ -51,6 +51,11 @@ def test_both_sides_may_send_first(results: dict[str, Any]) -> None:
     assert results["both_send_first.1"] == [1.0, 2.0, 3.0]
 
 
+def test_a_sender_is_held_back(results: dict[str, Any]) -> None:
+    """Before the receiver takes a1 it has a1 a2 a3 sent, and waits; and so on."""
+    assert results["held_back.1"] == [3, 4, 5, 5, 5]
+
+
 @pytest.mark.parametrize(
     ("scenario", "words"),
     [
