@@ -9,27 +9,11 @@ from typing import Any
 from hetpipe_compiler.ir.blocks import BlockChain
 from hetpipe_compiler.ir.cluster import Cluster
 from hetpipe_compiler.ir.plan import Plan, Port, Server, Stage, VirtualWorker
+from hetpipe_compiler.options import CompileOptions
 from hetpipe_compiler.passes.base import Compilation
 from hetpipe_compiler.passes.concurrency import PlannedWorker
 from hetpipe_compiler.passes.data_parallel import predict_data_parallel
 from hetpipe_compiler.passes.place_parameters import place_parameters, server_memory_bytes
-
-
-@dataclass(frozen=True)
-class PlanRequest:
-    """What the user asked for, as far as the plan records it.
-
-    Attributes:
-        update_scale: Factor on pushed updates; None: 1/N.
-        partitioner: Who made the stages; see `Plan`.
-    """
-
-    staleness: int
-    placement: str
-    update_scale: float | None = None
-    seed: int = 0
-    weights: bool = True
-    partitioner: str = "search"
 
 
 @dataclass(frozen=True)
@@ -46,11 +30,12 @@ class StageParts:
 
 
 def assemble_plan(
-    compilation: Compilation, request: PlanRequest, parts: Sequence[Sequence[StageParts]], **of_model: Any
+    compilation: Compilation, options: CompileOptions, parts: Sequence[Sequence[StageParts]], **of_model: Any
 ) -> Plan:
     """The plan of a finished compilation.
 
     Args:
+        options: ``weights``: whether the folder has them.
         parts: For each virtual worker, of each of its stages.
         of_model: Further fields of `Plan`: what only a plan made from a model has.
     """
@@ -63,9 +48,10 @@ def assemble_plan(
     assert chain is not None
     assert allocation is not None
     assert workers is not None
+    bounds = compilation.uncoarsened_bounds_ms or (None,) * len(workers)
     planned = tuple(
-        _worker(at, worker, chain, cluster, stages)
-        for at, (worker, stages) in enumerate(zip(workers, parts, strict=True))
+        _worker(at, worker, bound_ms, chain, cluster, stages)
+        for at, (worker, bound_ms, stages) in enumerate(zip(workers, bounds, parts, strict=True))
     )
     used = {s.device for w in planned for s in w.stages}
     any_measured = any(s.measured_share > 0 for w in planned for s in w.stages)
@@ -74,27 +60,32 @@ def assemble_plan(
         batch_size=chain.batch_size,
         samples_per_s=len(planned) * min(w.samples_per_s for w in planned),
         policy=allocation.policy,
-        partitioner=request.partitioner,
+        partitioner=options.made_by,
         nm=planned[0].nm,
-        staleness=request.staleness,
-        placement=request.placement,
-        update_scale=request.update_scale if request.update_scale is not None else 1.0 / len(planned),
+        staleness=options.staleness,
+        placement=options.placement,
+        update_scale=options.update_scale if options.update_scale is not None else 1.0 / len(planned),
         predicted="profile" if any_measured else "roofline",
         runs=compilation.runs,
-        weights=request.weights,
-        seed=request.seed,
+        weights=options.weights,
+        seed=options.seed,
         cluster=cluster.to_dict(),
         cluster_digest=cluster.digest(),
         unused_devices=tuple(d.id for d in cluster.devices if d.id not in used),
         virtual_workers=planned,
-        servers=_servers(planned, chain, cluster, request),
+        servers=_servers(planned, chain, cluster, options),
         data_parallel=predict_data_parallel(chain, cluster),
         **of_model,
     )
 
 
 def _worker(
-    index: int, worker: PlannedWorker, chain: BlockChain, cluster: Cluster, parts: Sequence[StageParts]
+    index: int,
+    worker: PlannedWorker,
+    uncoarsened_bound_ms: float | None,
+    chain: BlockChain,
+    cluster: Cluster,
+    parts: Sequence[StageParts],
 ) -> VirtualWorker:
     stages = []
     for at, (planned, part) in enumerate(zip(worker.stages, parts, strict=True)):
@@ -140,13 +131,14 @@ def _worker(
         bottleneck_stage=slowest,
         lower_bound_ms=worker.lower_bound_ms,
         optimal=worker.optimal,
+        uncoarsened_bound_ms=uncoarsened_bound_ms,
         samples_per_s=worker.samples_per_s,
         stages=tuple(stages),
     )
 
 
 def _servers(
-    workers: Sequence[VirtualWorker], chain: BlockChain, cluster: Cluster, request: PlanRequest
+    workers: Sequence[VirtualWorker], chain: BlockChain, cluster: Cluster, options: CompileOptions
 ) -> tuple[Server, ...]:
     """Which node's server holds each trainable parameter, and what memory that takes."""
     sizes = {p.name: p.bytes for p in chain.parameters}
@@ -155,11 +147,11 @@ def _servers(
         for w in workers
     ]
     nodes = [node.name for node in cluster.nodes]
-    placed = place_parameters(owners, sizes, nodes, request.placement)
+    placed = place_parameters(owners, sizes, nodes, options.placement)
     servers = []
     for node in nodes:
         held = tuple(name for name, home in placed.items() if home == node)
         held_bytes = sum(sizes[name] for name in held)
-        memory = server_memory_bytes(len(workers), held_bytes, request.staleness)
+        memory = server_memory_bytes(len(workers), held_bytes, options.staleness)
         servers.append(Server(node=node, parameters=held, memory_bytes=memory))
     return tuple(servers)

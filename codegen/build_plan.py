@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hetpipe_compiler.codegen.assemble_plan import PlanRequest, StageParts, assemble_plan
+from hetpipe_compiler.codegen.assemble_plan import StageParts, assemble_plan
 from hetpipe_compiler.codegen.stage_cut import StageCut, cut_stages
 from hetpipe_compiler.ir.plan import Plan, WorkloadRef
+from hetpipe_compiler.options import CompileOptions
 from hetpipe_compiler.passes.base import Compilation
 from hetpipe_compiler.passes.concurrency import PlannedWorker
-
-__all__ = ["Built", "PlanRequest", "build_plan", "module_file"]
 
 #: The order of the chain's blocks, and the stages as half-open intervals of it.
 Cuts = tuple[tuple[int, ...], tuple[tuple[int, int], ...]]
@@ -30,8 +29,8 @@ def module_file(partition: int, stage: int) -> str:
     return f"stages/partition{partition}_stage{stage}.py"
 
 
-def build_plan(compilation: Compilation, request: PlanRequest, workload: WorkloadRef) -> Built:
-    """Assemble the plan of a finished compilation of a model."""
+def build_plan(compilation: Compilation, options: CompileOptions, workload: WorkloadRef) -> Built:
+    """Assemble the plan of a finished compilation of a model; ``options.weights``: whether the folder has them."""
     captured, costs, chain, workers = compilation.captured, compilation.costs, compilation.chain, compilation.workers
     assert captured is not None
     assert costs is not None
@@ -42,7 +41,7 @@ def build_plan(compilation: Compilation, request: PlanRequest, workload: Workloa
     parts = [tuple(_parts(cut, at, stage) for stage, cut in enumerate(stages)) for at, stages in enumerate(cuts)]
     plan = assemble_plan(
         compilation,
-        request,
+        options,
         [parts[partitions.index(_cuts(worker))] for worker in workers],
         dynamic_batch=captured.dynamic_batch,
         dynamic_batch_note=captured.dynamic_batch_note,

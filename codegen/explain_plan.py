@@ -23,7 +23,6 @@ from hetpipe_compiler.passes.device_classes import device_classes
 from hetpipe_compiler.passes.in_flight import LEANEST
 from hetpipe_compiler.passes.partition import relative_gap
 from hetpipe_compiler.passes.partition_search import Search, search
-from hetpipe_compiler.passes.proven_bound import uncoarsened_bound_ms
 from hetpipe_compiler.passes.stage_memory import MemoryRule, Recompute, stage_memory
 from hetpipe_compiler.passes.stage_sums import stage_sums
 
@@ -59,6 +58,7 @@ class Explained:
 
     Attributes:
         whole: The chain before components were merged into blocks; None where none were.
+        uncoarsened_bounds_ms: Per virtual worker, what no partition of the components can better.
         replan: Plans the allocation again with something changed, all else as in the compilation.
         recost: Costs the plan as it stands with something changed.
         asked_nm: Whether Nm was given by hand.
@@ -79,6 +79,7 @@ class Explained:
     made_by: str = "search"
     fixed: bool = False
     whole: BlockChain | None = None
+    uncoarsened_bounds_ms: tuple[float, ...] = ()
 
     @property
     def overlapped(self) -> bool:
@@ -221,17 +222,8 @@ def _of(cluster: Cluster, group: Group) -> Group:
 
 def _coarsening(about: Explained, whole: BlockChain, at: int) -> str:
     """What a plan of blocks costs at most against the best plan of the components in them."""
-    worker, rule = about.workers[at], MemoryRule.of(whole, about.staleness, recompute=about.recompute)
-    bound_ms = uncoarsened_bound_ms(
-        whole,
-        about.allocation.groups[at],
-        about.cluster,
-        worker.nm,
-        rule,
-        worker.bottleneck_ms,
-        overlapped=about.overlapped,
-    )
-    above = relative_gap(worker.bottleneck_ms, bound_ms)
+    bound_ms = about.uncoarsened_bounds_ms[at]
+    above = relative_gap(about.workers[at].bottleneck_ms, bound_ms)
     return (
         f"{len(about.chain)} blocks of {len(whole)} components; costs at most {100 * above:.2f} %:"
         f" no partition of the components has a bottleneck below {bound_ms:.3f} ms"

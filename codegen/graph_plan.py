@@ -7,15 +7,17 @@ There is no model, so there are no stage modules and no weights; ``workload`` is
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hetpipe_compiler.codegen.assemble_plan import PlanRequest, StageParts, assemble_plan
+from hetpipe_compiler.codegen.assemble_plan import StageParts, assemble_plan
 from hetpipe_compiler.codegen.graph_file import graph_text
 from hetpipe_compiler.codegen.plan_folder import replace_folder
 from hetpipe_compiler.ir.blocks import BlockChain, CrossingValue
 from hetpipe_compiler.ir.plan import Plan, Port, Tensor
 from hetpipe_compiler.ir.schedule import Schedule
+from hetpipe_compiler.options import CompileOptions
 from hetpipe_compiler.passes.base import Compilation
 from hetpipe_compiler.passes.concurrency import PlannedWorker
 
@@ -23,7 +25,7 @@ from hetpipe_compiler.passes.concurrency import PlannedWorker
 _UNKNOWN = "unknown"
 
 
-def build_graph_plan(compilation: Compilation, request: PlanRequest) -> Plan:
+def build_graph_plan(compilation: Compilation, options: CompileOptions) -> Plan:
     """Assemble the plan of a finished compilation of a profiled graph."""
     chain, workers = compilation.chain, compilation.workers
     assert chain is not None
@@ -33,7 +35,7 @@ def build_graph_plan(compilation: Compilation, request: PlanRequest) -> Plan:
     )
     return assemble_plan(
         compilation,
-        request,
+        replace(options, weights=False),
         [_parts(chain.permuted(worker.order), worker) for worker in workers],
         dynamic_batch=False,
         dynamic_batch_note="a profiled graph has times for this size alone",

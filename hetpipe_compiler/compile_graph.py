@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from hetpipe_compiler.codegen.assemble_plan import PlanRequest
 from hetpipe_compiler.codegen.graph_plan import build_graph_plan, write_graph_plan
 from hetpipe_compiler.codegen.plan_folder import check_target
 from hetpipe_compiler.errors import WorkloadError
@@ -16,7 +15,7 @@ from hetpipe_compiler.ir.cluster import Cluster
 from hetpipe_compiler.options import CompileOptions, CompileResult
 from hetpipe_compiler.passes.base import Compilation, Pass, Pipeline
 from hetpipe_compiler.passes.merge_blocks import shorten_chain
-from hetpipe_compiler.planning_steps import decisions_text, first_passes, plan_explanation, planning_passes
+from hetpipe_compiler.planning_steps import PlanningSteps
 
 
 def is_graph_file(path: str | Path) -> bool:
@@ -66,22 +65,19 @@ def compile_graph(graph: Path, cluster: Cluster, out: Path, options: CompileOpti
     check_target(out)
     compilation = Compilation(cluster)
     pipeline = Pipeline(options.dump_after, options.on_dump, options.on_start)
-    planning = planning_passes(options)
-    for step in first_passes(options):
+    steps = PlanningSteps(options)
+    for step in steps.first:
         pipeline.run(step, compilation)
     pipeline.run(ReadGraph(graph), compilation)
     whole = compilation.chain
-    for step in (Shorten(), *planning):
+    for step in (Shorten(), *steps.planning):
         pipeline.run(step, compilation)
     assert whole is not None
     assert compilation.schedule is not None
-    request = PlanRequest(
-        options.staleness, options.placement, options.update_scale, weights=False, partitioner=options.made_by
-    )
-    explained = plan_explanation(compilation, options)
+    explained = steps.explanation(compilation)
     with pipeline.timed("codegen"):
-        plan = build_graph_plan(compilation, request)
-        write_graph_plan(out, plan, compilation.schedule, whole, decisions_text(compilation, options))
+        plan = build_graph_plan(compilation, options)
+        write_graph_plan(out, plan, compilation.schedule, whole, steps.decisions_text(compilation))
     return CompileResult(plan, pipeline.seconds, explanation=explained)
 
 

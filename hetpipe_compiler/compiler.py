@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hetpipe_compiler.codegen.artifact import model_weights, write_artifact
-from hetpipe_compiler.codegen.build_plan import PlanRequest, build_plan
+from hetpipe_compiler.codegen.build_plan import build_plan
 from hetpipe_compiler.codegen.explain import explain as explanation
 from hetpipe_compiler.codegen.plan_folder import check_target
 from hetpipe_compiler.compile_graph import compile_graph, is_graph_file, refuse_options
@@ -20,16 +20,17 @@ from hetpipe_compiler.frontend.load import LoadedWorkload, load_workload
 from hetpipe_compiler.frontend.profiled_graph import chain_graph
 from hetpipe_compiler.ir.cluster import Cluster
 from hetpipe_compiler.ir.plan import Plan, WorkloadRef
+from hetpipe_compiler.ir.profile_file import Profile
 from hetpipe_compiler.options import CompileOptions, CompileResult
 from hetpipe_compiler.passes.annotate_cost import AnnotateCost
-from hetpipe_compiler.passes.apply_profile import ApplyProfile
+from hetpipe_compiler.passes.apply_profile import ApplyProfile, load_profiles
 from hetpipe_compiler.passes.base import Compilation, Pass, Pipeline
 from hetpipe_compiler.passes.coarsen import Coarsen, node_chain
 from hetpipe_compiler.passes.eval_mode import EvalMode, compare_with_eval
 from hetpipe_compiler.passes.fuse_atomic import FuseAtomic, fuse_atomic
 from hetpipe_compiler.passes.normalize import Normalize, normalize
 from hetpipe_compiler.passes.optimizer_state import optimizer_memory
-from hetpipe_compiler.planning_steps import decisions_text, first_passes, plan_explanation, planning_passes
+from hetpipe_compiler.planning_steps import PlanningSteps
 from hetpipe_compiler.verification.verify import Verification, Verifier
 
 
@@ -65,19 +66,20 @@ def compile(
     loaded = load_workload(Path(model), settings)
     compilation = Compilation(cluster)
     pipeline = Pipeline(options.dump_after, options.on_dump, options.on_start)
-    # A wrong policy or partitioner is told before the model is traced.
-    planning = planning_passes(options)
-    for step in first_passes(options):
+    # What is wrong with a partitioner, a policy or a profile is told before the model is traced.
+    steps = PlanningSteps(options)
+    for step in steps.first:
         pipeline.run(step, compilation)
+    profiles = load_profiles(options.profiles, [kind.name for kind in cluster.kinds()])
     with pipeline.timed("capture"):
         compilation.captured = capture(loaded, evaluation=True, opaque=options.opaque)
-    for step in (*_model_passes(loaded, compilation, options), *planning):
+    for step in (*_model_passes(loaded, compilation, options, profiles), *steps.planning):
         pipeline.run(step, compilation)
-    explained = plan_explanation(compilation, options)
+    explained = steps.explanation(compilation)
     with pipeline.timed("weights"):
         model_built, weights = _initial_weights(loaded, compilation, options)
     with pipeline.timed("codegen"):
-        plan, verification = _write_plan(out, loaded, model_built, weights, compilation, options, pipeline)
+        plan, verification = _write_plan(out, loaded, model_built, weights, compilation, steps, pipeline)
     return CompileResult(plan, pipeline.seconds, verification, explained)
 
 
@@ -99,25 +101,16 @@ def _write_plan(
     model: torch.nn.Module | None,
     weights: dict[str, torch.Tensor] | None,
     compilation: Compilation,
-    options: CompileOptions,
+    steps: PlanningSteps,
     pipeline: Pipeline,
 ) -> tuple[Plan, Verification | None]:
     """Write the plan folder; what ``--verify`` found, if it is asked for."""
-    captured, costs, schedule = compilation.captured, compilation.costs, compilation.schedule
+    captured, costs, schedule, options = compilation.captured, compilation.costs, compilation.schedule, steps.options
     assert captured is not None
     assert costs is not None
     assert schedule is not None
-    request = PlanRequest(
-        options.staleness,
-        options.placement,
-        options.update_scale,
-        options.seed,
-        weights=weights is not None,
-        partitioner=options.made_by,
-    )
-    built = build_plan(
-        compilation, request, WorkloadRef(path="model.py", settings=loaded.settings, digest=loaded.digest)
-    )
+    reference = WorkloadRef(path="model.py", settings=loaded.settings, digest=loaded.digest)
+    built = build_plan(compilation, replace(options, weights=weights is not None), reference)
     found: list[Verification] = []
 
     def before_it_counts(folder: Path) -> None:
@@ -137,7 +130,7 @@ def _write_plan(
         costs,
         weights,
         before_it_counts,
-        decisions=decisions_text(compilation, options),
+        decisions=steps.decisions_text(compilation),
     )
     return built.plan, found[0] if found else None
 
@@ -176,7 +169,9 @@ def _export(path: Path, compilation: Compilation) -> None:
     write_text(path, graph.to_json())
 
 
-def _model_passes(loaded: LoadedWorkload, compilation: Compilation, options: CompileOptions) -> tuple[Pass, ...]:
+def _model_passes(
+    loaded: LoadedWorkload, compilation: Compilation, options: CompileOptions, profiles: Sequence[Profile]
+) -> tuple[Pass, ...]:
     assert compilation.captured is not None
     trainable = {t.name for t in compilation.captured.parameters if t.trainable}
     optimizer = optimizer_memory(
@@ -186,7 +181,7 @@ def _model_passes(loaded: LoadedWorkload, compilation: Compilation, options: Com
         Normalize(),
         EvalMode(),
         AnnotateCost(),
-        ApplyProfile(options.profiles),
+        ApplyProfile(options.profiles, tuple(profiles)),
         FuseAtomic(),
         Coarsen(
             model_name=_name(loaded),

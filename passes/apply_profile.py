@@ -23,20 +23,20 @@ from hetpipe_compiler.passes.base import Compilation, Pass
 
 @dataclass(frozen=True)
 class ApplyProfile(Pass):
-    """See the module's rules."""
+    """See the module's rules; ``profiles`` are what `load_profiles` read from ``paths``."""
 
     name: ClassVar[str] = "apply_profile"
     requires: ClassVar[tuple[str, ...]] = ("costs",)
     ensures: ClassVar[tuple[str, ...]] = ("costs",)
 
     paths: tuple[Path, ...] = ()
+    profiles: tuple[Profile, ...] = ()
 
     def run(self, compilation: Compilation) -> None:
         assert compilation.costs is not None
-        profiles = load_profiles(self.paths, [kind.name for kind in compilation.cluster.kinds()])
-        compilation.costs = apply_profiles(compilation.costs, profiles)
-        compilation.runs = tuple(dict.fromkeys(profile.run for profile in profiles if profile.run is not None))
-        if self.paths and not any(cost.measured for cost in compilation.costs.values()):
+        compilation.costs = apply_profiles(compilation.costs, self.profiles)
+        compilation.runs = tuple(dict.fromkeys(profile.run for profile in self.profiles if profile.run is not None))
+        if self.profiles and not any(cost.measured for cost in compilation.costs.values()):
             raise ClusterError(
                 "HP235",
                 f"matches none of the model's {len(compilation.costs)} nodes",

@@ -37,6 +37,8 @@ class Compilation:
         allocation: Groups of devices, one a virtual worker.
         workers: Planned virtual workers.
         schedule: Programs of all stages.
+        uncoarsened_bounds_ms: Per virtual worker, what no partition of the components can better; empty where none were
+            merged.
         runs: Runs that measured times come from, stage by stage.
     """
 
@@ -49,6 +51,7 @@ class Compilation:
     allocation: Allocation | None = None
     workers: tuple[PlannedWorker, ...] | None = None
     schedule: Schedule | None = None
+    uncoarsened_bounds_ms: tuple[float, ...] = ()
     runs: tuple[str, ...] = ()
 
 

@@ -12,44 +12,15 @@ import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
 
 import networkx as nx
 import numpy as np
-import numpy.typing as npt
 
 from hetpipe_compiler.ir.blocks import BlockChain, FloatArray, SharedBytes
-
-IntArray = npt.NDArray[np.int64]
+from hetpipe_compiler.passes.kernels.arrays import IntArray, NodeArrays
 
 #: Categories of bytes that a stage holds.
 PARAMETERS, FROZEN, SAVED = 0, 1, 2
-
-
-class NodeArrays(NamedTuple):
-    """What kernels need to follow a stage as it grows node by node. ``X_starts[i]:X_starts[i + 1]`` are i's entries.
-
-    Attributes:
-        read_starts, reads: Values that a node reads; made_starts, made: values that it makes.
-        producer, forward_bytes, backward_bytes, readers: Per value; ``readers``: how many nodes read it.
-        item_starts, items: Things that a node holds and others hold too, each counted once a stage; of a category and a
-            size.
-        most: ``[quantity, node]``: workspace and largest parameter; the largest of a stage's nodes counts.
-    """
-
-    read_starts: IntArray
-    reads: IntArray
-    made_starts: IntArray
-    made: IntArray
-    producer: IntArray
-    forward_bytes: IntArray
-    backward_bytes: IntArray
-    readers: IntArray
-    item_starts: IntArray
-    items: IntArray
-    item_category: IntArray
-    item_bytes: IntArray
-    most: IntArray
 
 
 @dataclass(frozen=True)
@@ -150,50 +121,34 @@ def _nodes(chain: BlockChain, groups: list[Sequence[int]]) -> tuple[tuple[int, .
 
 def _costs(chain: BlockChain, node_of_block: IntArray, count: int) -> tuple[IntArray, NodeArrays]:
     node_of: list[int] = node_of_block.tolist()
-    reads: list[list[int]] = [[] for _ in range(count)]
-    made: list[list[int]] = [[] for _ in range(count)]
-    values: list[tuple[int, int, int, int]] = []
+    value_nodes: list[list[int]] = []
+    value_bytes: list[tuple[int, int]] = []
     for value in chain.values:
         producer = node_of[value.producer]
         readers = sorted({node_of[b] for b in value.consumers} - {producer})
         if readers and (value.forward_bytes or value.backward_bytes):
-            made[producer].append(len(values))
-            for reader in readers:
-                reads[reader].append(len(values))
-            values.append((producer, value.forward_bytes, value.backward_bytes, len(readers)))
+            value_nodes.append([producer, *readers])
+            value_bytes.append((value.forward_bytes, value.backward_bytes))
     held = [[0] * count for _ in range(3)]
-    shared: list[list[int]] = [[] for _ in range(count)]
+    item_nodes: list[list[int]] = []
     items: list[tuple[int, int]] = []
     for category, item in _held(chain):
         nodes = sorted({node_of[b] for b in item.blocks})
         if len(nodes) == 1:
             held[category][nodes[0]] += item.bytes
         else:
-            for node in nodes:
-                shared[node].append(len(items))
+            item_nodes.append(nodes)
             items.append((category, item.bytes))
-    most = [[0] * count for _ in range(2)]
+    most = np.zeros((2, count), dtype=np.int64)
     for block, size in enumerate(chain.workspace):
-        most[0][node_of[block]] = max(most[0][node_of[block]], size)
+        most[0, node_of[block]] = max(most[0, node_of[block]], size)
     for item in chain.parameters:
         for block in item.blocks:
-            most[1][node_of[block]] = max(most[1][node_of[block]], item.bytes)
-    values_table = np.array(values, dtype=np.int64).reshape(-1, 4)
-    items_table = np.array(items, dtype=np.int64).reshape(-1, 2)
-    producers, forward, backward, read_by = _columns(values_table)
-    categories, sizes = _columns(items_table)
-    arrays = NodeArrays(
-        *_rows(reads),
-        *_rows(made),
-        producers,
-        forward,
-        backward,
-        read_by,
-        *_rows(shared),
-        categories,
-        sizes,
-        np.array(most, dtype=np.int64),
-    )
+            most[1, node_of[block]] = max(most[1, node_of[block]], item.bytes)
+    forward, backward = _columns(np.array(value_bytes, dtype=np.int64).reshape(-1, 2))
+    categories, sizes = _columns(np.array(items, dtype=np.int64).reshape(-1, 2))
+    order = np.argsort(-most, axis=1, kind="stable")
+    arrays = NodeArrays(*_rows(value_nodes), forward, backward, *_rows(item_nodes), categories, sizes, most, order)
     return np.array(held, dtype=np.int64), arrays
 
 

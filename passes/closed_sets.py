@@ -10,12 +10,9 @@ from dataclasses import dataclass
 
 import numba
 import numpy as np
-import numpy.typing as npt
 
-from hetpipe_compiler.passes.block_graph import BlockGraph, IntArray
-
-WordArray = npt.NDArray[np.uint64]
-Int32Array = npt.NDArray[np.int32]
+from hetpipe_compiler.passes.block_graph import BlockGraph
+from hetpipe_compiler.passes.kernels.arrays import Int32Array, IntArray, WordArray
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,12 @@
-"""The values that cross each closed set, and how much computation proves that a stage reads or makes one itself.
+"""What a border of stages parts, and how much computation proves that a stage reads or makes a value itself.
 
-A value crosses a set if it is made inside and read outside. A stage that begins at a set need not read all that crosses
-it: a branch may pass it by. But a stage that ends at a set with more computation than any closed set without one of the
-value's readers has them all inside, and one that begins at a set with less computation than the value's producer and
-all before it take does not have the producer behind it. Both are sums that depend on the value alone.
+A closed set parts what some of its nodes have in common with some outside: a value that is made inside and read
+outside (it crosses the border), or a thing that nodes on both sides hold.
+
+A stage that begins at a set need not read all that crosses it: a branch may pass it by. But a stage that ends at a set
+with more computation than any closed set without one of the value's readers has them all inside, and one that begins at
+a set with less computation than the value's producer and all before it take does not have the producer behind it. Both
+are sums that depend on the value alone.
 """
 
 from __future__ import annotations
@@ -14,49 +17,129 @@ import numba
 import numpy as np
 
 from hetpipe_compiler.ir.blocks import FloatArray
-from hetpipe_compiler.passes.block_graph import BlockGraph, IntArray, NodeArrays
-from hetpipe_compiler.passes.closed_sets import ClosedSets, Int32Array, WordArray
+from hetpipe_compiler.passes.block_graph import BlockGraph
+from hetpipe_compiler.passes.closed_sets import ClosedSets
+from hetpipe_compiler.passes.kernels.arrays import Int32Array, IntArray, NodeArrays, WordArray
 
 #: Sums in another order differ by less, relative to the whole model.
 _ROUNDING = 1e-11
 
 
-class Crossing(NamedTuple):
-    """``values[starts[s]:starts[s + 1]]`` cross set s.
+class Beyond(NamedTuple):
+    """Computation that proves something of a value.
 
     Attributes:
-        read_beyond_ms: ``[class, value]``: closed sets with more computation have all readers of the value inside.
-        made_beyond_ms: ``[class, value]``: closed sets with less computation do not have its producer inside.
+        read_ms: ``[class, value]``: closed sets with more have all readers of the value inside.
+        made_ms: ``[class, value]``: closed sets with less do not have its producer inside.
     """
 
-    starts: IntArray
-    values: Int32Array
-    read_beyond_ms: FloatArray
-    made_beyond_ms: FloatArray
+    read_ms: FloatArray
+    made_ms: FloatArray
 
 
-def crossing(graph: BlockGraph, sets: ClosedSets, node_ms: FloatArray) -> Crossing:
-    """For ``node_ms[class, node]``; each set's parent comes before it."""
+def beyond(graph: BlockGraph, node_ms: FloatArray) -> Beyond:
+    """For ``node_ms[class, node]``."""
     nodes = graph.arrays
     count, whole = len(graph), node_ms.sum(axis=1, keepdims=True)
     before = _closure_sums(np.arange(count), *graph.predecessors, node_ms)
     after = _closure_sums(np.arange(count - 1, -1, -1), *graph.successors, node_ms)
-    without = np.full((len(node_ms), len(nodes.producer)), -np.inf)
-    reader = np.repeat(np.arange(count), np.diff(nodes.read_starts))
+    without = np.full((len(node_ms), len(nodes.forward_bytes)), -np.inf)
+    reads = np.ones(len(nodes.value_nodes), dtype=np.bool_)
+    reads[nodes.value_starts[:-1]] = False
+    value = np.repeat(np.arange(len(nodes.forward_bytes)), np.diff(nodes.value_starts))[reads]
     for kind in range(len(node_ms)):
-        np.maximum.at(without[kind], nodes.reads, (whole - after)[kind, reader])
-    starts, values = _crossing(nodes, sets.parent, sets.added, sets.words, *_readers(nodes))
+        np.maximum.at(without[kind], value, (whole - after)[kind, nodes.value_nodes[reads]])
     slack = _ROUNDING * whole
-    made = np.ascontiguousarray(before[:, nodes.producer] - slack)
-    return Crossing(starts, values, without + slack, made)
+    made = np.ascontiguousarray(before[:, nodes.value_nodes[nodes.value_starts[:-1]]] - slack)
+    return Beyond(without + slack, made)
 
 
-def _readers(nodes: NodeArrays) -> tuple[IntArray, IntArray]:
-    """Rows of the nodes that read each value."""
-    reader = np.repeat(np.arange(len(nodes.read_starts) - 1), np.diff(nodes.read_starts))
-    starts = np.zeros(len(nodes.producer) + 1, dtype=np.int64)
-    np.cumsum(np.bincount(nodes.reads, minlength=len(nodes.producer)), out=starts[1:])
-    return starts, reader[np.argsort(nodes.reads, kind="stable")]
+def parted(sets: ClosedSets, starts: IntArray, nodes: IntArray) -> tuple[IntArray, Int32Array]:
+    """Which things each set parts, as rows; thing i belongs to ``nodes[starts[i]:starts[i + 1]]``, two or more.
+
+    Each set's parent comes before it.
+    """
+    return _parted(sets.parent, sets.added, sets.words, starts, nodes, *_things_of_nodes(sets, starts, nodes))
+
+
+def shared_bytes(sets: ClosedSets, nodes: NodeArrays) -> IntArray:
+    """``[category, set]``: bytes that several nodes hold, counted once where some of these are in the set."""
+    sums = np.zeros((3, len(sets)), dtype=np.int64)
+    if len(nodes.item_bytes):
+        things = _things_of_nodes(sets, nodes.item_starts, nodes.item_nodes)
+        rows = nodes.item_starts, nodes.item_nodes, *things, nodes.item_category, nodes.item_bytes
+        _add_shared(sets.parent, sets.added, sets.words, *rows, sums)
+    return sums
+
+
+def _things_of_nodes(sets: ClosedSets, starts: IntArray, nodes: IntArray) -> tuple[IntArray, IntArray]:
+    """The things of each node, as rows."""
+    most = 64 * sets.words.shape[1]
+    of_node = np.zeros(most + 1, dtype=np.int64)
+    np.cumsum(np.bincount(nodes, minlength=most), out=of_node[1:])
+    return of_node, np.repeat(np.arange(len(starts) - 1), np.diff(starts))[np.argsort(nodes, kind="stable")]
+
+
+@numba.njit(cache=True)
+def _count_inside(words: WordArray, nodes: IntArray) -> int:
+    count = 0
+    for node in nodes:
+        count += (words[node >> 6] >> np.uint64(node & 63)) & np.uint64(1)
+    return count
+
+
+@numba.njit(cache=True)
+def _parted(
+    parent: Int32Array,
+    added: Int32Array,
+    words: WordArray,
+    starts: IntArray,
+    nodes: IntArray,
+    things_starts: IntArray,
+    things: IntArray,
+) -> tuple[IntArray, Int32Array]:
+    count = parent.shape[0]
+    row_starts, rows, used = np.zeros(count + 1, dtype=np.int64), np.empty(1024, dtype=np.int32), 0
+    for index in range(1, count):
+        before, node = parent[index], added[index]
+        first, last = row_starts[before], row_starts[before + 1]
+        opened_first, opened_last = things_starts[node], things_starts[node + 1]
+        if used + last - first + opened_last - opened_first > len(rows):
+            more = np.empty(2 * (used + last - first + opened_last - opened_first), dtype=np.int32)
+            more[:used] = rows[:used]
+            rows = more
+        for thing in rows[first:last]:
+            mine = nodes[starts[thing] : starts[thing + 1]]
+            if _count_inside(words[index], mine) < len(mine):
+                rows[used] = thing
+                used += 1
+        for thing in things[opened_first:opened_last]:
+            if _count_inside(words[index], nodes[starts[thing] : starts[thing + 1]]) == 1:
+                rows[used] = thing
+                used += 1
+        row_starts[index + 1] = used
+    return row_starts, rows[:used].copy()
+
+
+@numba.njit(cache=True)
+def _add_shared(
+    parent: Int32Array,
+    added: Int32Array,
+    words: WordArray,
+    starts: IntArray,
+    nodes: IntArray,
+    things_starts: IntArray,
+    things: IntArray,
+    category: IntArray,
+    n_bytes: IntArray,
+    sums: IntArray,
+) -> None:
+    for index in range(1, parent.shape[0]):
+        before, node = parent[index], added[index]
+        sums[:, index] = sums[:, before]
+        for item in things[things_starts[node] : things_starts[node + 1]]:
+            if _count_inside(words[index], nodes[starts[item] : starts[item + 1]]) == 1:
+                sums[category[item], index] += n_bytes[item]
 
 
 @numba.njit(cache=True)
@@ -73,35 +156,3 @@ def _closure_sums(order: IntArray, starts: IntArray, neighbours: IntArray, node_
             if (within[node, other >> 6] >> np.uint64(other & 63)) & np.uint64(1):
                 sums[:, node] += node_ms[:, other]
     return sums
-
-
-@numba.njit(cache=True)
-def _crossing(
-    nodes: NodeArrays,
-    parent: Int32Array,
-    added: Int32Array,
-    words: WordArray,
-    reader_starts: IntArray,
-    readers: IntArray,
-) -> tuple[IntArray, Int32Array]:
-    count = parent.shape[0]
-    starts, values, used = np.zeros(count + 1, dtype=np.int64), np.empty(1024, dtype=np.int32), 0
-    for index in range(1, count):
-        before, node = parent[index], added[index]
-        first, last = starts[before], starts[before + 1]
-        made_first, made_last = nodes.made_starts[node], nodes.made_starts[node + 1]
-        if used + last - first + made_last - made_first > len(values):
-            more = np.empty(2 * (used + last - first + made_last - made_first), dtype=np.int32)
-            more[:used] = values[:used]
-            values = more
-        for value in values[first:last]:
-            for reader in readers[reader_starts[value] : reader_starts[value + 1]]:
-                if not (words[index, reader >> 6] >> np.uint64(reader & 63)) & np.uint64(1):
-                    values[used] = value
-                    used += 1
-                    break
-        for at in range(made_first, made_last):
-            values[used] = nodes.made[at]
-            used += 1
-        starts[index + 1] = used
-    return starts, values[:used].copy()

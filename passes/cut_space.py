@@ -1,7 +1,8 @@
-"""The cuts that a search may choose from, with costs for one group's devices: what the kernel of `sweep` reads."""
+"""The cuts that a search may choose from, with costs for one group's devices: what the kernels read."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -10,30 +11,32 @@ import numba
 import numpy as np
 
 from hetpipe_compiler.ir.blocks import BlockChain, FloatArray
-from hetpipe_compiler.passes.block_graph import BlockGraph, IntArray
-from hetpipe_compiler.passes.closed_sets import ClosedSets, Int32Array
-from hetpipe_compiler.passes.crossing import Crossing, crossing
+from hetpipe_compiler.passes.block_graph import BlockGraph
+from hetpipe_compiler.passes.closed_sets import ClosedSets
+from hetpipe_compiler.passes.crossing import Beyond, beyond, parted, shared_bytes
 from hetpipe_compiler.passes.device_classes import DeviceClasses, Tails
 from hetpipe_compiler.passes.in_flight import InFlightRule
-from hetpipe_compiler.passes.relaxation import possible
-from hetpipe_compiler.passes.stage_memory import MemoryRule, Recompute, reserve_bytes
-from hetpipe_compiler.passes.sweep import (
+from hetpipe_compiler.passes.kernels.arrays import (
     ALWAYS,
     NEVER,
     WHERE_NEEDED,
     BoolArray,
     Choices,
     DeviceArrays,
+    Int32Array,
+    IntArray,
     MemoryArrays,
+    Reached,
     SetArrays,
     TailArrays,
-    Walk,
-    first_stage_within,
-    least_bottleneck,
-    least_communication,
+    new_choices,
+    new_reached,
     new_stages,
-    new_walk,
 )
+from hetpipe_compiler.passes.kernels.least_bottleneck import first_stage_within, least_bottleneck
+from hetpipe_compiler.passes.kernels.least_communication import least_communication
+from hetpipe_compiler.passes.relaxation import possible
+from hetpipe_compiler.passes.stage_memory import MemoryRule, Recompute, reserve_bytes
 from hetpipe_compiler.passes.work_bound import work_bound
 
 #: Entries of R at most: 8 bytes each in the first sweep, 25 in the second.
@@ -95,7 +98,7 @@ class CutSpace:
     overlapped: bool
     exact_stages: int
     relaxed: bool
-    _scratch: dict[str, Walk] = field(default_factory=dict, repr=False)
+    _scratch: dict[str, Reached] = field(default_factory=dict, repr=False)
 
     def least_bottleneck(self, nm: int, rule: InFlightRule, cap: float, budget: int) -> tuple[float, int]:
         """The least bottleneck within ``cap`` (infinite if none is), and the work done.
@@ -181,14 +184,7 @@ class CutSpace:
         memory = self._memory_arrays(nm, rule)
         tails, before = self._tail_arrays(memory, np.inf if overflow else bound)
         assert tails is not None, "no plan within the bound"
-        entries = int(tails.rest_at[-1])
-        rest = Choices(
-            np.full(entries, np.inf),
-            np.zeros(entries, dtype=np.int64),
-            np.full(entries, -1, dtype=np.int32),
-            np.zeros(entries, dtype=np.int32),
-            np.zeros(entries, dtype=np.int8),
-        )
+        rest = new_choices(int(tails.rest_at[-1]))
         inputs = self._inputs(tails, memory)
         root, end, out, moved_ms, held, work = least_communication(
             *(*inputs, rest, self.exact_stages, bound, self.overlapped, overflow, budget - before)
@@ -199,11 +195,11 @@ class CutSpace:
         return self._cut(ends, order, float(bound), float(moved_ms), int(held)), int(work) + before
 
     def _inputs(self, tails: TailArrays, memory: MemoryArrays) -> tuple[Any, ...]:
-        nodes, count = self.graph.arrays, len(self.sets)
-        if "walk" not in self._scratch:
-            self._scratch["walk"] = new_walk(count, len(self.graph), len(nodes.producer), len(nodes.item_bytes))
+        count = len(self.sets)
+        if "reached" not in self._scratch:
+            self._scratch["reached"] = new_reached(count, len(self.graph))
         stages = new_stages(count, len(memory.in_flight), len(self.devices.bytes_per_ms))
-        return self.arrays, nodes, tails, self.devices, memory, self._scratch["walk"], stages
+        return self.arrays, self.graph.arrays, tails, self.devices, memory, self._scratch["reached"], stages
 
     @property
     def most_ms(self) -> float:
@@ -216,9 +212,8 @@ class CutSpace:
         return float(compute_ms.max() + moved / links.bytes_per_ms.min() + 2 * links.latency_ms.max())
 
     @cached_property
-    def crosses(self) -> Crossing:
-        """The values that cross each set."""
-        return crossing(self.graph, self.sets, self.node_ms)
+    def _beyond(self) -> Beyond:
+        return beyond(self.graph, self.node_ms)
 
     def may_reach(self, nm: int, rule: InFlightRule, cap: float) -> tuple[bool, int]:
         """False if no plan is within ``cap`` (finite), for certain: see `relaxation`; and the work done."""
@@ -240,15 +235,23 @@ class CutSpace:
             high = np.searchsorted(self.worth, np.ceil(before * cap / self.unit * (1 + 1e-9)) + slack, side="right")
             high = np.minimum(high, last)
             low = np.minimum(low, high)
-        windows = self._windows(low, high, np.ones(last, dtype=np.bool_))
+        windows = self._windows(low, high, np.ones(last, dtype=np.bool_), self._beyond_reach(cap))
         if not self.relaxed or np.isinf(cap):
             return windows, 0
         found, work = possible(
-            self.arrays, self.crosses, self.graph.arrays, windows, self.devices, memory, cap, overlapped=self.overlapped
+            self.arrays, self._beyond, self.graph.arrays, windows, self.devices, memory, cap, overlapped=self.overlapped
         )
-        return None if found is None else self._windows(found.low, found.high, found.begins), work
+        return None if found is None else self._windows(found.low, found.high, found.begins, windows.beyond), work
 
-    def _windows(self, low: IntArray, high: IntArray, begins: BoolArray) -> TailArrays:
+    def _beyond_reach(self, cap: float) -> IntArray:
+        """Per set, the first one that no stage from it can reach within ``cap``: a stage is worth its device's time."""
+        if not np.isfinite(cap) or self.unit <= 0:
+            return np.full(len(self.sets), len(self.sets), dtype=np.int64)
+        most = math.ceil(self.prices.max() * cap / self.unit * (1 + 1e-9)) + len(self.graph) + 2
+        reach: IntArray = np.searchsorted(self.worth, self.worth + most, side="right")
+        return reach
+
+    def _windows(self, low: IntArray, high: IntArray, begins: BoolArray, beyond: IntArray) -> TailArrays:
         tails, last = self.tails, len(self.sets) - 1
         rest_low, rest_high = np.full(len(tails), last), np.full(len(tails), last + 1)
         many = tails.starts[1:] > tails.starts[:-1]
@@ -265,7 +268,7 @@ class CutSpace:
         starts = np.searchsorted(tails.first_class[by_class], np.arange(len(self.classes) + 1))
         return TailArrays(
             tails.first_class, tails.stages, by_class, starts, tails.longer, low, high,
-            rest_low, rest_high, rest_at, begins,
+            rest_low, rest_high, rest_at, begins, beyond,
         )  # fmt: skip
 
     def _memory_arrays(self, nm: int, rule: InFlightRule) -> MemoryArrays:
@@ -312,10 +315,18 @@ def cut_space(
     forward_ms = np.ascontiguousarray(_float_sums(sets.parent, sets.added, forward)[:, order])
     sums = np.ascontiguousarray(sums[:, order])
     sets = _reordered(sets, order)
+    nodes = graph.arrays
     arrays = SetArrays(
-        sets.words.view(np.uint8), sets.grow_starts, sets.grow_nodes, sets.grow_sets, compute_ms, forward_ms, sums[2],
-        sums[3:],
-    )  # fmt: skip
+        sets.words,
+        sets.grow_starts,
+        sets.grow_sets,
+        compute_ms,
+        forward_ms,
+        sums[2],
+        sums[3:] + shared_bytes(sets, nodes),
+        *parted(sets, nodes.value_starts, nodes.value_nodes),
+        *parted(sets, nodes.item_starts, nodes.item_nodes),
+    )
     price = dict(zip(node_ms, bound.prices, strict=True))
     return CutSpace(
         graph=graph,

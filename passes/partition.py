@@ -12,8 +12,8 @@ Rule:
     4. Ties: less communication, then less memory, then the chain's own order, then the cluster file's order.
 
 Such stages are intervals of another topological order of the blocks, `Partition.order`; `BlockChain.permuted` makes the
-chain of it. `partition_search` says how far the search is exact, `sweep` has the recurrence, `stage_memory` the memory
-formula.
+chain of it. `partition_search` says how far the search is exact, `kernels.least_bottleneck` has the recurrence,
+`stage_memory` the memory formula.
 """
 
 from __future__ import annotations

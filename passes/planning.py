@@ -19,9 +19,10 @@ from hetpipe_compiler.passes.base import Compilation, Pass
 from hetpipe_compiler.passes.concurrency import PlannedWorker, choose_concurrency
 from hetpipe_compiler.passes.own_partitioner import OwnPartitioner
 from hetpipe_compiler.passes.partition import message_ms
+from hetpipe_compiler.passes.proven_bound import uncoarsened_bounds_ms
 from hetpipe_compiler.passes.schedules.wsp import wsp_program
 from hetpipe_compiler.passes.simulate.pipeline import PipelineCosts
-from hetpipe_compiler.passes.stage_memory import Recompute
+from hetpipe_compiler.passes.stage_memory import MemoryRule, Recompute
 from hetpipe_compiler.passes.verify import verify_schedule
 
 
@@ -154,6 +155,35 @@ class Partition(Pass):
     def dump(self, compilation: Compilation) -> str:
         assert compilation.workers is not None
         return stages_text(compilation.workers)
+
+
+@dataclass(frozen=True)
+class BoundCoarsening(Pass):
+    """What merging components into blocks costs at most: see `hetpipe_compiler.passes.proven_bound`."""
+
+    name: ClassVar[str] = "bound_coarsening"
+    requires: ClassVar[tuple[str, ...]] = ("allocation", "workers")
+    ensures: ClassVar[tuple[str, ...]] = ("uncoarsened_bounds_ms",)
+
+    options: PlannerOptions = PlannerOptions()
+
+    def run(self, compilation: Compilation) -> None:
+        allocation, workers, whole = compilation.allocation, compilation.workers, compilation.whole
+        assert allocation is not None
+        assert workers is not None
+        if whole is None:
+            return
+        held = [
+            (group, worker.nm, worker.bottleneck_ms) for group, worker in zip(allocation.groups, workers, strict=True)
+        ]
+        rule = MemoryRule.of(whole, self.options.staleness, recompute=self.options.recompute)
+        compilation.uncoarsened_bounds_ms = uncoarsened_bounds_ms(
+            whole, held, compilation.cluster, rule, overlapped=self.options.objective == "overlapped"
+        )
+
+    def dump(self, compilation: Compilation) -> str:
+        bounds = enumerate(compilation.uncoarsened_bounds_ms)
+        return "\n".join(f"vw{n}: {bound_ms:.3f} ms" for n, bound_ms in bounds) or "nothing was merged"
 
 
 def remote_fraction(allocation: Allocation, cluster: Cluster, placement: str) -> float:

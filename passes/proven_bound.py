@@ -7,14 +7,17 @@ tells what merging them into blocks costs at most, against the best partition of
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from hetpipe_compiler.ir.blocks import BlockChain
 from hetpipe_compiler.ir.cluster import Cluster
 from hetpipe_compiler.passes.allocate import Group
-from hetpipe_compiler.passes.block_graph import block_graph
-from hetpipe_compiler.passes.closed_sets import closed_sets
+from hetpipe_compiler.passes.block_graph import BlockGraph, block_graph
+from hetpipe_compiler.passes.closed_sets import ClosedSets, closed_sets
 from hetpipe_compiler.passes.cut_space import CutSpace, cut_space
 from hetpipe_compiler.passes.device_classes import device_classes, tails
 from hetpipe_compiler.passes.in_flight import LEANEST, InFlightRule
@@ -51,6 +54,45 @@ def bracket(space: CutSpace, nm: int, rule: InFlightRule, least: float, budget: 
     return below, above, work
 
 
+def uncoarsened_bounds_ms(
+    whole: BlockChain,
+    held: Sequence[tuple[Group, int, float]],
+    cluster: Cluster,
+    rule: MemoryRule,
+    *,
+    overlapped: bool = False,
+) -> tuple[float, ...]:
+    """`uncoarsened_bound_ms` for several (group, nm, held_ms); groups that are alike are bounded once."""
+    space = ComponentSpace(whole)
+    known: dict[Hashable, float] = {}
+    bounds = []
+    for group, nm, held_ms in held:
+        key = (device_classes(group, cluster, whole).key, nm, held_ms)
+        if key not in known:
+            known[key] = uncoarsened_bound_ms(
+                whole, group, cluster, nm, rule, held_ms, overlapped=overlapped, among=space
+            )
+        bounds.append(known[key])
+    return tuple(bounds)
+
+
+@dataclass(frozen=True)
+class ComponentSpace:
+    """The components' graph and its closed sets, where there are not too many: found when first asked for."""
+
+    whole: BlockChain
+
+    @cached_property
+    def graph(self) -> BlockGraph | None:
+        """None where there are too many components."""
+        return block_graph(self.whole) if len(self.whole) <= MAX_COMPONENTS else None
+
+    @cached_property
+    def sets(self) -> ClosedSets | None:
+        """None where there are too many."""
+        return closed_sets(self.graph, MAX_SETS) if self.graph is not None else None
+
+
 def uncoarsened_bound_ms(
     whole: BlockChain,
     group: Group,
@@ -60,6 +102,7 @@ def uncoarsened_bound_ms(
     held_ms: float,
     *,
     overlapped: bool = False,
+    among: ComponentSpace | None = None,
 ) -> float:
     """No partition of ``whole`` (a block a component) with ``nm`` in flight has a smaller bottleneck, of any rule.
 
@@ -68,8 +111,8 @@ def uncoarsened_bound_ms(
     counts = Counter(device.kind.name for device in group.devices)
     node_ms = np.stack([whole.forward_ms[kind] + whole.backward_ms[kind] for kind in counts])
     bound_ms = work_bound(node_ms, np.array([*counts.values()])).bottleneck_ms
-    graph = block_graph(whole) if len(whole) <= MAX_COMPONENTS else None
-    sets = closed_sets(graph, MAX_SETS) if graph is not None else None
+    among = among or ComponentSpace(whole)
+    graph, sets = among.graph, among.sets
     if graph is not None and sets is not None:
         classes = device_classes(group, cluster, whole)
         pipelines = tails(classes, len(graph))

@@ -1,7 +1,7 @@
 """Which plans a cap leaves possible, by a relaxation of the search that needs no stage's exact cost.
 
-In `sweep`'s recurrence the cost of a stage depends on both its borders, I and J, so every pair of nested sets is looked
-at. Here it is bounded from below by a sum of a part for each border::
+In the recurrence of `kernels.least_bottleneck` the cost of a stage depends on both its borders, I and J, so every pair
+of nested sets is looked at. Here it is bounded from below by a sum of a part for each border::
 
     T_a(J \\ I)  >=  (ms_a(J) + returns(t, J) / bandwidth)  -  (ms_a(I) - receives(t, I) / bandwidth)
 
@@ -25,10 +25,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetpipe_compiler.ir.blocks import FloatArray
-from hetpipe_compiler.passes.block_graph import IntArray, NodeArrays
-from hetpipe_compiler.passes.crossing import Crossing
-from hetpipe_compiler.passes.relaxed_sweep import COST, Borders, Relaxed, States, backward, forward
-from hetpipe_compiler.passes.sweep import NEVER, BoolArray, DeviceArrays, MemoryArrays, SetArrays, TailArrays
+from hetpipe_compiler.passes.crossing import Beyond
+from hetpipe_compiler.passes.kernels.arrays import (
+    NEVER,
+    BoolArray,
+    DeviceArrays,
+    IntArray,
+    MemoryArrays,
+    NodeArrays,
+    SetArrays,
+    TailArrays,
+)
+from hetpipe_compiler.passes.kernels.relaxed import COST, Borders, Relaxed, States, backward, forward
 
 #: Steps of transfer times that the objective ``overlapped`` tells apart.
 _LEVELS = 16
@@ -54,7 +62,7 @@ class Possible:
 
 def possible(
     sets: SetArrays,
-    crosses: Crossing,
+    beyond: Beyond,
     nodes: NodeArrays,
     tails: TailArrays,
     devices: DeviceArrays,
@@ -77,7 +85,7 @@ def possible(
     levels = _LEVELS if overlapped else 1
     borders = Borders(np.empty((count, COST + levels)), np.empty((count, COST + levels)))
     limit_ms = cap_ms * (1 + _ROUNDING)
-    about = Relaxed(sets, crosses, nodes, tails, devices, memory, _held(sets, memory), limit_ms, overlapped, levels)
+    about = Relaxed(sets, *beyond, nodes, tails, devices, memory, _held(sets, memory), limit_ms, overlapped, levels)
     work, before = 0, -1
     for _ in range(_ROUNDS):
         work += backward(states, borders, about)

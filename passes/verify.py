@@ -17,11 +17,11 @@ HP438: the schedule does not fit the plan's virtual workers and stages.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NoReturn
 
 from hetpipe_compiler.errors import ArtifactError
-from hetpipe_compiler.ir.schedule import Instruction, Op, Schedule
+from hetpipe_compiler.ir.schedule import Instruction, Op, Schedule, StageProgram
 from hetpipe_compiler.passes.place_communication import communicated_programs
 from hetpipe_compiler.passes.simulate.costs import PipelineCosts
 from hetpipe_compiler.passes.simulate.rendezvous import stuck_stages
@@ -57,12 +57,23 @@ def verify_schedule(
         minibatches: Run lengths to check; by default `proof_lengths`.
     """
     _verify_shape(schedule, in_flight)
+    distinct = _distinct(schedule, costs, in_flight)
     for length in minibatches or proof_lengths(schedule.nm, schedule.staleness):
-        for n, stages in enumerate(schedule.programs):
-            for s, program in enumerate(stages):
+        for n in distinct:
+            for s, program in enumerate(schedule.programs[n]):
                 stage = _StageCheck(n, s, schedule.nm, schedule.staleness, in_flight[n][s], length)
                 stage.run(program.unroll(length))
-        _verify_liveness(schedule, costs, length)
+        _verify_liveness({n: (schedule.programs[n], costs[n]) for n in distinct}, length)
+
+
+def _distinct(
+    schedule: Schedule, costs: Sequence[PipelineCosts], in_flight: Sequence[Sequence[int]]
+) -> tuple[int, ...]:
+    """Virtual workers that differ: what is proved of one holds of its copies, which wait for the same waves."""
+    first: dict[Hashable, int] = {}
+    for n, stages in enumerate(schedule.programs):
+        first.setdefault((stages, tuple(in_flight[n]), costs[n].key), n)
+    return tuple(first.values())
 
 
 def _verify_shape(schedule: Schedule, in_flight: Sequence[Sequence[int]]) -> None:
@@ -77,9 +88,9 @@ def _verify_shape(schedule: Schedule, in_flight: Sequence[Sequence[int]]) -> Non
         )
 
 
-def _verify_liveness(schedule: Schedule, costs: Sequence[PipelineCosts], length: int) -> None:
+def _verify_liveness(workers: Mapping[int, tuple[tuple[StageProgram, ...], PipelineCosts]], length: int) -> None:
     complete = []
-    for n, (stages, worker_costs) in enumerate(zip(schedule.programs, costs, strict=True)):
+    for n, (stages, worker_costs) in workers.items():
         try:
             complete.append(communicated_programs(stages, worker_costs, length))
         except ArtifactError as error:
@@ -88,10 +99,11 @@ def _verify_liveness(schedule: Schedule, costs: Sequence[PipelineCosts], length:
             raise
     stuck = stuck_stages(complete)
     if stuck:
+        numbers = [*workers]
         raise ArtifactError(
             "HP437",
             "the virtual workers wait for each other for ever: "
-            + "; ".join(f"vw{n}/stage{s} at {instruction}" for (n, s), instruction in stuck.items())
+            + "; ".join(f"vw{numbers[n]}/stage{s} at {instruction}" for (n, s), instruction in stuck.items())
             + f" (in a run of {length} minibatches)",
             where="schedule.csv",
             hint="every wave must be pushed by all before any stage pulls it",

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetpipe_compiler.ir.blocks import FloatArray
-from hetpipe_compiler.passes.block_graph import IntArray
+from hetpipe_compiler.passes.kernels.arrays import IntArray
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,13 @@ from oracles.stages import StageChain
 from torch.utils import _pytree as pytree
 
 from hetpipe_compiler.codegen.artifact import model_weights, write_artifact
-from hetpipe_compiler.codegen.build_plan import PlanRequest, build_plan
+from hetpipe_compiler.codegen.build_plan import build_plan
 from hetpipe_compiler.frontend.capture import build_real, capture
 from hetpipe_compiler.frontend.load import LoadedWorkload, load_workload
 from hetpipe_compiler.ir.cluster import Cluster
 from hetpipe_compiler.ir.plan import Plan, WorkloadRef
 from hetpipe_compiler.ir.workload import Workload
+from hetpipe_compiler.options import CompileOptions
 from hetpipe_compiler.passes.allocate import Allocation, Group
 from hetpipe_compiler.passes.annotate_cost import AnnotateCost
 from hetpipe_compiler.passes.base import Compilation, Pipeline
@@ -65,7 +66,7 @@ def compile_kind(
     assert costs is not None
     assert schedule is not None
     reference = WorkloadRef(path="model.py", settings=loaded.settings, digest=loaded.digest)
-    built = build_plan(compilation, PlanRequest(staleness, "local"), reference)
+    built = build_plan(compilation, CompileOptions(staleness=staleness), reference)
     weights = model_weights(build_real(loaded, 0), captured)
     write_artifact(folder, built, schedule, loaded, captured, costs, weights)
     return folder, loaded, built.plan

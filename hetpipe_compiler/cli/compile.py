@@ -28,6 +28,7 @@ PASSES = (
     "coarsen",
     "allocate",
     "partition",
+    "bound_coarsening",
     "schedule",
     "verify",
 )

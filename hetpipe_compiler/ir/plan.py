@@ -120,6 +120,8 @@ class VirtualWorker(_Model):
         bottleneck_stage: Index of the stage with the largest ``stage_ms``, ``bottleneck_ms``.
         lower_bound_ms: Proven: no partition on these devices with ``nm`` in flight has a smaller bottleneck.
         optimal: Whether the bottleneck is as small as that; else it exceeds the optimum by less than the difference.
+        uncoarsened_bound_ms: Proven: no partition of the model's components has a smaller bottleneck either. The bound
+            above is for the blocks that they were merged into; None where each is a block of its own.
     """
 
     index: int
@@ -128,6 +130,7 @@ class VirtualWorker(_Model):
     bottleneck_stage: int
     lower_bound_ms: float
     optimal: bool = False
+    uncoarsened_bound_ms: float | None = None
     samples_per_s: float
     stages: tuple[Stage, ...]
 
@@ -172,6 +175,7 @@ class Plan(_Model):
         update_scale: Factor that the servers apply to a pushed update (1/N by default).
         loss: Name of the loss among the last stage's outputs.
         weights: Whether the folder holds initial weights.
+        digest: Of all else, as it was written: tells an edited file.
         cluster: The cluster file's content; ``cluster_digest`` its digest.
         predicted: ``roofline`` or ``profile``: where the times come from; ``runs``: of measured ones, the runs whose
             stage times were shared out among operators.
@@ -210,6 +214,7 @@ class Plan(_Model):
     parameters: tuple[Tensor, ...] = ()
     buffers: tuple[Tensor, ...] = ()
     constants: tuple[Tensor, ...] = ()
+    digest: str | None = None
 
     def worker(self, index: int) -> VirtualWorker:
         """Virtual worker ``index``; raises `ArtifactError` HP441 if the plan has none of that number."""
@@ -223,7 +228,8 @@ class Plan(_Model):
 
     def to_json(self) -> str:
         """Stable text: the same plan gives the same bytes."""
-        return self.model_dump_json(indent=1) + "\n"
+        digest = _digest(json.loads(self.model_dump_json()))
+        return self.model_copy(update={"digest": digest}).model_dump_json(indent=1) + "\n"
 
     def computes(self) -> str:
         """Digest of what each device computes: times measured with one plan are those of every plan with the same."""
@@ -237,7 +243,7 @@ class Plan(_Model):
 
     @classmethod
     def load(cls, folder: Path) -> Plan:
-        """Read ``folder/plan.json``; raises `ArtifactError` HP401-HP403."""
+        """Read ``folder/plan.json``; raises `ArtifactError` HP401-HP403, HP405 it was edited."""
         path = folder / "plan.json"
         if not path.is_file():
             raise ArtifactError(
@@ -249,7 +255,7 @@ class Plan(_Model):
         try:
             text = path.read_text(encoding="utf-8")
             _check_version(text, path)
-            return cls.model_validate_json(text)
+            plan = cls.model_validate_json(text)
         except ValidationError as error:
             first = error.errors()[0]
             place = "".join(f"{part}." for part in first["loc"]).removesuffix(".")
@@ -257,6 +263,20 @@ class Plan(_Model):
             raise ArtifactError("HP402", message, where=str(path), hint="compile again") from None
         except (OSError, UnicodeDecodeError) as error:
             raise ArtifactError("HP402", f"cannot be read: {error}", where=str(path), hint="compile again") from None
+        if plan.digest is not None and plan.digest != _digest(json.loads(text)):
+            raise ArtifactError(
+                "HP405",
+                "was edited: its times, memory and schedule belong to what it said before",
+                where=str(path),
+                hint="edit decisions.yaml beside it, and compile with --decisions; or compile again",
+            )
+        return plan.model_copy(update={"digest": None})
+
+
+def _digest(content: dict[str, Any]) -> str:
+    """Of a plan's JSON but for the digest in it."""
+    text = json.dumps({name: value for name, value in content.items() if name != "digest"}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _check_version(text: str, path: Path) -> None:

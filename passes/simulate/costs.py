@@ -38,6 +38,11 @@ class PipelineCosts:
     def __len__(self) -> int:
         return len(self.forward_ms)
 
+    @property
+    def key(self) -> tuple[bytes, ...]:
+        """Equal for equal times."""
+        return tuple(a.tobytes() for a in (self.forward_ms, self.backward_ms, self.activation_ms, self.gradient_ms))
+
     @classmethod
     def chain(
         cls, forward_ms: Sequence[float], backward_ms: Sequence[float], message_ms: float | Sequence[float] = 0.0

@@ -107,9 +107,9 @@ def test_what_merging_into_blocks_costs_at_most():
     """20 components of 1 ms in 3 blocks on 2 devices: 5 + 10 + 5, or the like, against 10 + 10."""
     whole = chain_of({"k": [1.0] * 20})
     cluster = cluster_of([[kind("k")] * 2], Link("l", 1.0, 0.0), Link("l", 1.0, 0.0))
-    text = text_of(shorten_chain(whole, 3), cluster, whole=whole)
+    text = text_of(shorten_chain(whole, 3), cluster, whole=whole, uncoarsened_bounds_ms=(10.0,))
     found = re.search(
-        r"coarsening: 3 blocks of 20 components; costs at most ([\d.]+) %: no partition .* below 10.0", text
+        r"coarsening: 3 blocks of 20 components; costs at most ([\d.]+) %: no partition .* below 10.000 ms", text
     )
     assert found is not None
     assert 19 < float(found[1]) < 61

@@ -12,12 +12,13 @@ import torch
 from random_models.strategy import DrawnCut
 
 from hetpipe_compiler.codegen.artifact import write_artifact
-from hetpipe_compiler.codegen.build_plan import PlanRequest, build_plan
+from hetpipe_compiler.codegen.build_plan import build_plan
 from hetpipe_compiler.frontend.capture import build_real, capture
 from hetpipe_compiler.frontend.load import LoadedWorkload, load_workload
 from hetpipe_compiler.ir.blocks import BlockChain
 from hetpipe_compiler.ir.cluster import Cluster, Device
 from hetpipe_compiler.ir.plan import Plan, WorkloadRef
+from hetpipe_compiler.options import CompileOptions
 from hetpipe_compiler.passes.allocate import Allocation, Group
 from hetpipe_compiler.passes.annotate_cost import AnnotateCost
 from hetpipe_compiler.passes.base import Compilation, Pipeline
@@ -80,7 +81,7 @@ def compiled(loaded: LoadedWorkload, cuts: Sequence[DrawnCut], folder: Path) -> 
     pipeline.run(MakeSchedule(), compilation)
     assert compilation.schedule is not None
     reference = WorkloadRef(path="model.py", settings={}, digest="")
-    built = build_plan(compilation, PlanRequest(0, "local", weights=False), reference)
+    built = build_plan(compilation, CompileOptions(weights=False), reference)
     write_artifact(folder, built, compilation.schedule, loaded, captured, costs, None)
     return built.plan
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -78,6 +79,18 @@ def edit_plan(old: str, new: str) -> Callable[[Path], None]:
     return change
 
 
+def edit_plan_unseen(old: str, new: str) -> Callable[[Path], None]:
+    """The same, by someone who takes the digest out."""
+
+    def change(folder: Path) -> None:
+        edit_plan(old, new)(folder)
+        plan = json.loads((folder / "plan.json").read_text())
+        del plan["digest"]
+        (folder / "plan.json").write_text(json.dumps(plan))
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("damage", "code", "place"),
     [
@@ -96,7 +109,9 @@ def edit_plan(old: str, new: str) -> Callable[[Path], None]:
         (edit_plan('"nm": 2', '"nm": 0'), "HP402", "plan.json"),
         (edit_plan('"version": 1', '"version": 0, "chunks": 3'), "HP403", "plan.json"),
         (rewrite("plan.json", '{"format": "hetpipe-plan", "version": 2, "stages": []}'), "HP403", "plan.json"),
-        (edit_plan('"device": "n0:0"', '"device": "n7:0"'), "HP402", "plan.json"),
+        (edit_plan('"device": "n0:0"', '"device": "n7:0"'), "HP405", "plan.json"),
+        (edit_plan('"recompute": false', '"recompute": true'), "HP405", "plan.json"),
+        (edit_plan_unseen('"device": "n0:0"', '"device": "n7:0"'), "HP402", "plan.json"),
         (lose_a_weight, "HP416", "weights.safetensors"),
     ],
 )

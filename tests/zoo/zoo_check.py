@@ -16,12 +16,13 @@ import torch
 import zoo_models
 
 from hetpipe_compiler.codegen.artifact import write_artifact
-from hetpipe_compiler.codegen.build_plan import PlanRequest, build_plan
+from hetpipe_compiler.codegen.build_plan import build_plan
 from hetpipe_compiler.errors import HetpipeError
 from hetpipe_compiler.frontend.capture import build_real, capture
 from hetpipe_compiler.frontend.load import LoadedWorkload, load_workload
 from hetpipe_compiler.ir.cluster import Cluster
 from hetpipe_compiler.ir.plan import WorkloadRef
+from hetpipe_compiler.options import CompileOptions
 from hetpipe_compiler.passes.annotate_cost import AnnotateCost
 from hetpipe_compiler.passes.base import Compilation, Pipeline
 from hetpipe_compiler.passes.coarsen import Coarsen
@@ -194,7 +195,7 @@ def _verify(
     assert compilation.costs is not None
     assert compilation.schedule is not None
     reference = WorkloadRef(path="model.py", settings=loaded.settings, digest=loaded.digest)
-    built = build_plan(compilation, PlanRequest(0, "local", weights=False), reference)
+    built = build_plan(compilation, CompileOptions(weights=False), reference)
     with tempfile.TemporaryDirectory(prefix="zoo-") as folder:
         out = Path(folder) / "plan"
         write_artifact(out, built, compilation.schedule, loaded, compilation.captured, compilation.costs, None)

@@ -8,26 +8,35 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
 from hetpipe_compiler.ir.blocks import FloatArray
-from hetpipe_compiler.passes.block_graph import IntArray, NodeArrays
-from hetpipe_compiler.passes.crossing import Crossing
-from hetpipe_compiler.passes.sweep import BoolArray, DeviceArrays, MemoryArrays, SetArrays, TailArrays, transfer_ms
+from hetpipe_compiler.passes.kernels.arrays import (
+    BoolArray,
+    DeviceArrays,
+    IntArray,
+    MemoryArrays,
+    NodeArrays,
+    SetArrays,
+    TailArrays,
+)
+from hetpipe_compiler.passes.kernels.compiled import compiled, inlined
+from hetpipe_compiler.passes.kernels.stages import transfer_ms
 
 
 class Relaxed(NamedTuple):
     """What does not change from pass to pass.
 
     Attributes:
+        read_beyond_ms, made_beyond_ms: As in `crossing.Beyond`, of which they are ``read_ms`` and ``made_ms``.
         held: ``[slot, set]``: a stage holds at least the difference of its borders' bytes.
         limit_ms: The cap, and room for rounding.
         levels: Steps of transfer time up to the cap that are told apart (``overlapped``; else 1).
     """
 
     sets: SetArrays
-    crosses: Crossing
+    read_beyond_ms: FloatArray
+    made_beyond_ms: FloatArray
     nodes: NodeArrays
     tails: TailArrays
     devices: DeviceArrays
@@ -74,7 +83,7 @@ class Borders(NamedTuple):
 COMPUTE, HELD, COST = 0, 1, 2
 
 
-@numba.njit(cache=True)
+@compiled
 def _offer_ends(t: int, followed: BoolArray, states: States, about: Relaxed, offered: FloatArray) -> None:
     """Backward: offer the sets where what follows tail ``t``'s first stage may begin."""
     tails, devices, ends, overlapped, levels = about.tails, about.devices, states.ends, about.overlapped, about.levels
@@ -100,7 +109,7 @@ def _offer_ends(t: int, followed: BoolArray, states: States, about: Relaxed, off
             offered[s, level] = min(offered[s, level], compute_ms[s] + (0.0 if overlapped else moved_ms))
 
 
-@numba.njit(cache=True)
+@compiled
 def _hand_down(low: int, high: int, sets: SetArrays, borders: Borders) -> None:
     """Backward, for sets ``low`` to ``high - 1``."""
     offered, best, starts, grow_sets = borders.offered, borders.best, sets.grow_starts, sets.grow_sets
@@ -115,7 +124,7 @@ def _hand_down(low: int, high: int, sets: SetArrays, borders: Borders) -> None:
             offered[s, row] = min(offered[s, row], best[s, row])
 
 
-@numba.njit(cache=True)
+@compiled
 def _hand_up(low: int, high: int, sets: SetArrays, borders: Borders) -> None:
     """Forward, for sets ``low`` to ``high - 1``."""
     offered, best, starts, grow_sets = borders.offered, borders.best, sets.grow_starts, sets.grow_sets
@@ -132,7 +141,7 @@ def _hand_up(low: int, high: int, sets: SetArrays, borders: Borders) -> None:
                     best[above, row] = min(best[above, row], offered[s, row])
 
 
-@numba.njit(cache=True, inline="always")
+@inlined
 def _within(best: FloatArray, compute_ms: float, moved_ms: float, about: Relaxed) -> bool:
     """Whether a stage between this border and one of the ``best`` beyond may be within the cap."""
     limit_ms = about.limit_ms
@@ -144,20 +153,20 @@ def _within(best: FloatArray, compute_ms: float, moved_ms: float, about: Relaxed
     return False
 
 
-@numba.njit(cache=True)
+@compiled
 def _keep_begins(t: int, followed: BoolArray, states: States, about: Relaxed, best: FloatArray) -> None:
     """Backward: drop the sets where tail ``t`` cannot begin; let the stages before it end at the others."""
-    tails, devices, crosses, begins = about.tails, about.devices, about.crosses, states.begins
+    sets, tails, devices, begins = about.sets, about.tails, about.devices, states.begins
     a, slot = tails.first_class[t], about.memory.slot_of[tails.stages[t] - 1]
     low, high, first = tails.low[t], min(tails.high[t], tails.rest_high[t]), states.begin_at[t] - tails.low[t]
     begins[:, first + max(low, high) : states.begin_at[t + 1]] = False
-    compute_ms, held, beyond_ms = about.sets.compute_ms[a], about.held[slot], crosses.read_beyond_ms[a]
+    compute_ms, held, beyond_ms = about.sets.compute_ms[a], about.held[slot], about.read_beyond_ms[a]
     in_flight = about.memory.in_flight[slot] if about.memory.whole else 0
     for s in range(low, high):
         at, received = first + s, 0
         if best[s, COMPUTE] < np.inf:
-            for entry in range(crosses.starts[s], crosses.starts[s + 1]):
-                value = crosses.values[entry]
+            for entry in range(sets.cross_starts[s], sets.cross_starts[s + 1]):
+                value = sets.cross_values[entry]
                 if beyond_ms[value] < best[s, COMPUTE]:
                     received += about.nodes.forward_bytes[value]
         received = max(states.receives[at], received)
@@ -178,7 +187,7 @@ def _keep_begins(t: int, followed: BoolArray, states: States, about: Relaxed, be
                     followed[into, states.end_at[longer] + s - tails.rest_low[longer]] = True
 
 
-@numba.njit(cache=True)
+@compiled
 def backward(states: States, borders: Borders, about: Relaxed) -> int:
     """Drop the states from which the last set cannot be reached; raise ``receives``. Returns the work done."""
     tails, work = about.tails, 0
@@ -195,7 +204,7 @@ def backward(states: States, borders: Borders, about: Relaxed) -> int:
     return work
 
 
-@numba.njit(cache=True, inline="always")
+@inlined
 def _reached(t: int, s: int, into: int, states: States, tails: TailArrays, link_between: IntArray) -> bool:
     """Whether some stage can end where tail ``t`` would begin, over that link."""
     if s == 0:
@@ -210,7 +219,7 @@ def _reached(t: int, s: int, into: int, states: States, tails: TailArrays, link_
     return False
 
 
-@numba.njit(cache=True)
+@compiled
 def _offer_begins(t: int, states: States, about: Relaxed, offered: FloatArray) -> None:
     """Forward: offer the sets where tail ``t`` can begin, because a stage before it can end there."""
     tails, devices, begins, overlapped, levels = (
@@ -234,19 +243,19 @@ def _offer_begins(t: int, states: States, about: Relaxed, offered: FloatArray) -
             offered[s, level] = min(offered[s, level], (0.0 if overlapped else moved_ms) - compute_ms[s])
 
 
-@numba.njit(cache=True)
+@compiled
 def _keep_ends(t: int, states: States, about: Relaxed, best: FloatArray) -> None:
     """Forward: drop the sets where tail ``t``'s first stage cannot end."""
-    tails, devices, crosses, ends = about.tails, about.devices, about.crosses, states.ends
+    sets, tails, devices, ends = about.sets, about.tails, about.devices, states.ends
     a, slot = tails.first_class[t], about.memory.slot_of[tails.stages[t] - 1]
     low, high, first = max(tails.low[t], tails.rest_low[t]), tails.rest_high[t], states.end_at[t] - tails.rest_low[t]
     ends[:, states.end_at[t] : first + min(low, high)] = False
-    compute_ms, held, beyond_ms = about.sets.compute_ms[a], about.held[slot], crosses.made_beyond_ms[a]
+    compute_ms, held, beyond_ms = about.sets.compute_ms[a], about.held[slot], about.made_beyond_ms[a]
     for s in range(low, high):
         at, returned = first + s, 0
         if best[s, COMPUTE] < np.inf:
-            for entry in range(crosses.starts[s], crosses.starts[s + 1]):
-                value = crosses.values[entry]
+            for entry in range(sets.cross_starts[s], sets.cross_starts[s + 1]):
+                value = sets.cross_values[entry]
                 if beyond_ms[value] > -best[s, COMPUTE]:
                     returned += about.nodes.backward_bytes[value]
         returned = max(states.returns[at], returned)
@@ -259,7 +268,7 @@ def _keep_ends(t: int, states: States, about: Relaxed, best: FloatArray) -> None
                 ends[out, at] = fits and _within(best[s], compute_ms[s], moved_ms, about)
 
 
-@numba.njit(cache=True)
+@compiled
 def forward(states: States, borders: Borders, about: Relaxed) -> int:
     """Drop the states that cannot be reached from the empty set; raise ``returns``. Returns the work done."""
     tails, work = about.tails, 0
