@@ -14,7 +14,7 @@ from hetpipe_compiler.garbage import no_cyclic_garbage
 from hetpipe_compiler.ir.cluster import Cluster
 from hetpipe_compiler.options import CompileOptions, CompileResult
 from hetpipe_compiler.passes.base import Compilation, Pass, Pipeline
-from hetpipe_compiler.passes.merge_blocks import shorten_chain
+from hetpipe_compiler.passes.multilevel import shorten_chain
 from hetpipe_compiler.planning_steps import PlanningSteps
 
 
@@ -38,7 +38,7 @@ class ReadGraph(Pass):
 
 @dataclass(frozen=True)
 class Shorten(Pass):
-    """At most ``max_blocks``: see `merge_blocks`."""
+    """At most ``max_blocks``: see `multilevel`."""
 
     name: ClassVar[str] = "coarsen"
     requires: ClassVar[tuple[str, ...]] = ("chain",)
@@ -49,7 +49,8 @@ class Shorten(Pass):
     def run(self, compilation: Compilation) -> None:
         whole = compilation.chain
         assert whole is not None
-        compilation.chain = shorten_chain(whole, self.max_blocks)
+        most_bytes = max(kind.memory_bytes for kind in compilation.cluster.kinds())
+        compilation.chain = shorten_chain(whole, self.max_blocks, most_bytes)
         compilation.whole = whole if len(compilation.chain) < len(whole) else None
 
 

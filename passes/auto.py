@@ -30,7 +30,7 @@ from hetpipe_compiler.passes.block_graph import block_graph
 from hetpipe_compiler.passes.concurrency import PlannedWorker
 from hetpipe_compiler.passes.device_classes import device_classes
 from hetpipe_compiler.passes.in_flight import InFlightRule
-from hetpipe_compiler.passes.merge_blocks import shorten_chain
+from hetpipe_compiler.passes.multilevel import shorten_chain
 from hetpipe_compiler.passes.partition_search import search
 from hetpipe_compiler.passes.stage_memory import MemoryRule, Recompute
 from hetpipe_compiler.passes.work_bound import work_bound

@@ -1,8 +1,8 @@
-"""Merge atomic components into a chain of blocks, the unit that the partitioner cuts.
+"""Make the atomic components a chain of blocks, the unit that the partitioner cuts.
 
-1. Components are taken in execution order, so every run of neighbours is convex.
-2. While there are more than ``max_blocks``: the block with the least time joins a neighbour (RaNNC's compaction, see
-   `merge_blocks`).
+1. A component is a block, in execution order.
+2. Where there are more than ``max_blocks`` they are merged along the graph: see `multilevel`. What that costs at most,
+   against the best partition of the components, is measured for every plan (`proven_bound`).
 3. A model that has no more components than that is not coarsened: a cut may then fall between any two of them.
 """
 
@@ -24,7 +24,7 @@ from hetpipe_compiler.ir.opaque import opaque_call
 from hetpipe_compiler.ir.source import module_path
 from hetpipe_compiler.passes.base import Compilation, Pass
 from hetpipe_compiler.passes.fuse_atomic import Components
-from hetpipe_compiler.passes.merge_blocks import smallest_merged
+from hetpipe_compiler.passes.multilevel import shorten_chain
 
 
 @dataclass(frozen=True)
@@ -53,38 +53,12 @@ class Coarsen(Pass):
         assert costs is not None
         assert components is not None
         kinds = compilation.cluster.kinds()
-        groups = coarsen(components, costs, kinds, self.max_blocks)
-        compilation.chain = self._chain(compilation, groups)
-        if len(groups) < len(components.nodes):
-            compilation.whole = self._chain(compilation, components.nodes)
-
-    def _chain(self, compilation: Compilation, groups: Sequence[tuple[str, ...]]) -> BlockChain:
-        captured, costs, kinds = compilation.captured, compilation.costs, compilation.cluster.kinds()
-        assert captured is not None
-        assert costs is not None
-        chain = build_chain(
-            captured, costs, groups, kinds, name=self.model_name, optimizer_factor=self.optimizer_factor
+        whole = build_chain(
+            captured, costs, components.nodes, kinds, name=self.model_name, optimizer_factor=self.optimizer_factor
         )
-        return replace(chain, step_factor=self.step_factor, loop_factor=self.loop_factor)
-
-
-def coarsen(
-    components: Components, costs: Mapping[str, NodeCost], kinds: Sequence[DeviceKind], max_blocks: int
-) -> list[tuple[str, ...]]:
-    """Node names of each block, in execution order."""
-    nodes = components.nodes
-    # A cluster of one kind or many: the mean over kinds stands for a block's time. What the last node before a cut
-    # makes stands for what crosses it.
-    time_ms = [_mean_ms(names, costs, kinds) for names in nodes]
-    cut_bytes = [costs[names[-1]].output_bytes if names[-1] in costs else 0 for names in nodes]
-    bounds = smallest_merged(time_ms, cut_bytes, max_blocks)
-    return [tuple(name for names in nodes[lo:hi] for name in names) for lo, hi in bounds]
-
-
-def _mean_ms(names: Sequence[str], costs: Mapping[str, NodeCost], kinds: Sequence[DeviceKind]) -> float:
-    return sum(costs[n].forward_ms(k) + costs[n].backward_ms(k) for n in names if n in costs for k in kinds) / len(
-        kinds
-    )
+        whole = replace(whole, step_factor=self.step_factor, loop_factor=self.loop_factor)
+        compilation.chain = shorten_chain(whole, self.max_blocks, max(kind.memory_bytes for kind in kinds))
+        compilation.whole = whole if len(compilation.chain) < len(whole) else None
 
 
 def node_chain(

@@ -1,8 +1,8 @@
 """Merge neighbouring blocks of a chain, so that long chains become shorter.
 
-`smallest_merged` is the rule that `coarsen` and `shorten_chain` share (RaNNC's compaction): while there are too many,
-the block with the least time joins the neighbour with which it makes the smaller merged time; equal times: the
-neighbour across the larger cut.
+`smallest_merged` is RaNNC's compaction: while there are too many, the block with the least time joins the neighbour
+with which it makes the smaller merged time; equal times: the neighbour across the larger cut. (`multilevel` does what
+comes before.)
 """
 
 from __future__ import annotations
@@ -51,19 +51,6 @@ def smallest_merged(time_ms: Sequence[float], cut_bytes: Sequence[int], max_bloc
         heapq.heappush(heap, (time_ms[first], first))
         count -= 1
     return tuple((at, end[at]) for at in range(n) if alive[at])
-
-
-def shorten_chain(chain: BlockChain, max_blocks: int) -> BlockChain:
-    """At most ``max_blocks`` blocks, by the module's rule; the mean over device kinds stands for a block's time."""
-    if len(chain) <= max_blocks:
-        return chain
-    times = [chain.forward_ms[kind] + chain.backward_ms[kind] for kind in chain.forward_ms]
-    starts, ends = np.zeros(len(chain) + 1, dtype=np.int64), np.zeros(len(chain) + 1, dtype=np.int64)
-    for value in chain.values:
-        starts[value.producer] += value.forward_bytes
-        ends[value.consumers[-1]] += value.forward_bytes
-    cut_bytes = np.cumsum(starts - ends)
-    return merge_blocks(chain, smallest_merged(np.mean(times, axis=0).tolist(), cut_bytes.tolist(), max_blocks))
 
 
 def merge_blocks(chain: BlockChain, bounds: Bounds) -> BlockChain:

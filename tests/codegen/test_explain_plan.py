@@ -13,7 +13,7 @@ from hetpipe_compiler.ir.blocks import CrossingValue
 from hetpipe_compiler.ir.cluster import Link
 from hetpipe_compiler.passes.allocate import Allocation, Group, RunnerUp, allocate
 from hetpipe_compiler.passes.decided import decided_workers, decisions_of
-from hetpipe_compiler.passes.merge_blocks import shorten_chain
+from hetpipe_compiler.passes.multilevel import shorten_chain
 from hetpipe_compiler.passes.planning import PlannerOptions, plan_workers
 from hetpipe_compiler.passes.stage_memory import Recompute
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from planner_cases import chain_of
 
 from hetpipe_compiler.ir.blocks import CrossingValue, SharedBytes
-from hetpipe_compiler.passes.merge_blocks import merge_blocks, shorten_chain, smallest_merged
+from hetpipe_compiler.passes.merge_blocks import merge_blocks, smallest_merged
 from hetpipe_compiler.passes.stage_sums import stage_sums
 
 
@@ -38,7 +38,7 @@ def test_costs_add_up_and_inner_values_go():
 
 def test_groups_that_shortening_has_joined_are_gone():
     chain = replace(chain_of({"k": [1.0, 1.0, 9.0]}), colocate=((0, 1), (0, 2)))
-    assert shorten_chain(chain, 2).colocate == ((0, 1),)
+    assert merge_blocks(chain, ((0, 2), (2, 3))).colocate == ((0, 1),)
 
 
 @st.composite
@@ -58,7 +58,7 @@ def chains(draw):
 @settings(max_examples=60, deadline=None)
 @given(chains(), st.integers(1, 8))
 def test_a_stage_of_merged_blocks_is_the_stage_of_their_members(chain, max_blocks):
-    merged = shorten_chain(chain, max_blocks)
+    merged = merge_blocks(chain, smallest_merged(chain.forward_ms["k"].tolist(), [0] * len(chain), max_blocks))
     assert len(merged) == min(max_blocks, len(chain))
     first = {name: at for at, block in enumerate(chain.blocks) for name in block.nodes[:1]}
     borders = [first[block.nodes[0]] for block in merged.blocks] + [len(chain)] if len(merged) < len(chain) else None

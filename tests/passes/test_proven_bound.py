@@ -17,7 +17,7 @@ from hetpipe_compiler.ir.cluster import Link
 from hetpipe_compiler.passes import proven_bound
 from hetpipe_compiler.passes.allocate import Group
 from hetpipe_compiler.passes.in_flight import LEANEST
-from hetpipe_compiler.passes.merge_blocks import shorten_chain
+from hetpipe_compiler.passes.multilevel import shorten_chain
 from hetpipe_compiler.passes.partition import partition
 from hetpipe_compiler.passes.proven_bound import uncoarsened_bound_ms
 from hetpipe_compiler.passes.stage_memory import MemoryRule
