@@ -8,8 +8,8 @@ Under WSP all virtual workers keep the pace of the slowest, so N of them make ``
    memory. Virtual workers of the same structure are estimated once.
 3. The best estimates are improved: a device leaves the group with power to spare for the slowest one, or two devices
    change places, while the estimate gains.
-4. The best of these, and NP, ED and HD, are *planned* as a compilation would. The best rate wins; of rates within
-   0.1 % the first: NP, ED, HD before others. So ``auto`` is never below any of the three.
+4. The best of these, and NP, ED and HD, are *planned* as a compilation would. The best of NP, ED and HD wins, or
+   another that is more than 0.1 % better. So ``auto`` is never below any of the three.
 
 Steps 1 to 3 are a heuristic. What no grouping can exceed is known: see `rate_bound`.
 """
@@ -48,7 +48,7 @@ _LARGEST_GROUP = 16
 _ESTIMATES = 1500
 #: Groupings that are improved, and that are planned.
 _IMPROVED, _PLANNED = 6, 6
-#: A later candidate must be better by this factor.
+#: Other candidates than the baselines must be better by this factor.
 _GAIN = 1e-3
 
 
@@ -93,7 +93,8 @@ def auto_allocation(
         raise failure
     best = rated[0]
     for other in rated[1:]:
-        best = other if other[1] > best[1] * (1 + _GAIN) else best
+        needed = best[1] if other[0].policy in BASELINES else best[1] * (1 + _GAIN)
+        best = other if other[1] > needed else best
     others = sorted((item for item in rated if item is not best), key=lambda item: -item[1])
     runners_up = tuple(RunnerUp(allocation.policy, rate) for allocation, rate in others)
     return replace(

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
-from planner_cases import FAST, MIB, SLOW, chain_of, cluster_of, kind
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from partition_check import OBJECTIVES
+from planner_cases import FAST, MIB, SLOW, chain_of, chains, cluster_of, clusters, kind
 
 from hetpipe_compiler.errors import PlanningError
 from hetpipe_compiler.ir.cluster import Link
 from hetpipe_compiler.passes.allocate import Allocation, Group, allocate
 from hetpipe_compiler.passes.auto import auto_allocation, rate_bound
-from hetpipe_compiler.passes.planning import plan_workers
+from hetpipe_compiler.passes.planning import PlannerOptions, plan_workers
+from hetpipe_compiler.passes.stage_memory import Recompute
 
 BIG, SMALL = kind("big", 400 * MIB), kind("small", 120 * MIB)
 
@@ -30,9 +35,9 @@ def a_chain(seed=0, n=12):
     )
 
 
-def rate_of(chain, cluster, allocation):
+def rate_of(chain, cluster, allocation, options=None):
     try:
-        workers = plan_workers(chain, cluster, allocation)
+        workers = plan_workers(chain, cluster, allocation, options)
     except PlanningError:
         return 0.0
     return len(workers) * min(worker.samples_per_s for worker in workers)
@@ -66,6 +71,24 @@ def test_never_below_the_papers_policies_and_never_above_the_bound(cluster, seed
     assert rates == sorted(rates, reverse=True)
     assert all(other <= rate * (1 + 1e-3) for other in rates)
     assert auto(chain, cluster) == found
+
+
+@settings(max_examples=15, deadline=None)
+@given(chains(most=6), clusters(), OBJECTIVES, st.sampled_from(Recompute), st.integers(0, 2))
+def test_never_below_the_papers_policies_under_any_objective(chain, cluster, objective, recompute, staleness):
+    options = PlannerOptions(objective=objective, recompute=recompute, staleness=staleness)
+    by_hand = {policy: rate_of(chain, cluster, allocate(cluster, policy), options) for policy in ("NP", "ED", "HD")}
+    try:
+        found = auto_allocation(
+            chain, cluster, partial(plan_workers, chain, cluster, options=options), staleness=staleness,
+            overlapped=objective == "overlapped", recompute=recompute,
+        )  # fmt: skip
+    except PlanningError:
+        assert not any(by_hand.values())
+        return
+    rate = rate_of(chain, cluster, found, options)
+    assert rate >= max(by_hand.values()) * (1 - 1e-9)
+    assert rate <= found.bound_samples_per_s * (1 + 1e-9)
 
 
 def groupings(devices):
