@@ -461,11 +461,13 @@ class EncoderDecoder(nn.Module):
 
 
 class CalledTwice(nn.Module):
-    """A layer and a batch norm that run twice, and one module under two names."""
+    """A layer and a batch norm (without a counter, which would tie its calls) that run twice, and one module under two
+    names."""
 
     def __init__(self) -> None:
         super().__init__()
         self.fc, self.bn = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)
+        self.bn.num_batches_tracked = None
         self.left = nn.Linear(WIDTH, WIDTH)
         self.right = self.left
         self.head = nn.Linear(WIDTH, CLASSES)

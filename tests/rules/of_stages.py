@@ -17,7 +17,7 @@ ROWS = (
         "if any(order[user] > order[node] for other in others for user in other.users):", cases="S12"),
     Row("a functional twin has another dtype", "CompareInplace",
         "passes.normalize:_same_result", "result.dtype == into.dtype and", cases="S12"),
-    Row("a write into a buffer is lost", "BufferWrites",
+    Row("a write into a buffer is lost", "BNConvNet",
         "passes.normalize:_functionalize", 's.op == "get_attr"', "False", cases="P7"),
     Row("what shares memory on another device only is parted",
         "passes/test_normalize.py::test_what_may_share_memory_elsewhere_counts_as_sharing",
