@@ -1245,6 +1245,68 @@ class ClampsWeights(_Head):
         return self.head(self.a(x))
 
 
+class SameNoiseTwice(_Head):
+    def forward(self, x: Tensor) -> Tensor:
+        state = torch.get_rng_state()
+        h = self.a(x) * torch.rand(WIDTH)
+        torch.set_rng_state(state)  # HP112
+        return self.head(h + torch.rand(WIDTH))
+
+
+class ForksNoise(_Head):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.random.fork_rng():  # HP112
+            h = self.a(x) * torch.rand(WIDTH)
+        return self.head(h + torch.rand(WIDTH))
+
+
+class SeedsGenerator(_Head):
+    def forward(self, x: Tensor) -> Tensor:
+        torch.default_generator.manual_seed(5)
+        return self.head(self.a(x) + torch.rand(WIDTH))
+
+
+class TrainsItself(_Head):
+    def forward(self, x: Tensor) -> Tensor:
+        self.a(x).square().mean().backward()  # HP112
+        return self.head(x)
+
+
+class GradientPenalty(_Head):
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_(True)
+        (slope,) = torch.autograd.grad(self.a(x).tanh().sum(), x, create_graph=True)  # HP112
+        return self.head(self.a(x) + slope)
+
+
+class Mapped(_Head):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.vmap(lambda row: self.a(row).tanh())(x))  # HP112
+
+
+class HooksSaved(_Head):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t * 2, lambda t: t):  # HP119
+            h = torch.sigmoid(self.a(x))
+        return self.head(h)
+
+
+class SwitchesTraining(_Head):
+    def forward(self, x: Tensor) -> Tensor:
+        self.a.weight.requires_grad_(False)
+        return self.head(self.a(x))
+
+
+class SwapsModules(_Head):
+    def __init__(self) -> None:
+        super().__init__()
+        self.b = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.a, self.b = self.b, self.a  # HP113
+        return self.head(self.b(torch.relu(self.a(x))))
+
+
 class OwnGenerator(_Head):
     def __init__(self) -> None:
         super().__init__()
@@ -1317,7 +1379,8 @@ REFUSED: dict[str, Kind] = {
             WritesParameterView, CumulativeNorm, EarlyAutocast,
             WritesPlain, BufferOfParameter, WritesSharedBuffer, ListedParameter, StraightThrough, HooksGradient,
             ParameterHook, ModuleHook, PythonRandom, Seeded, OwnGenerator,
-            SetsData, ClampsWeights,
+            SetsData, ClampsWeights, SameNoiseTwice, ForksNoise, SeedsGenerator, TrainsItself, GradientPenalty, Mapped,
+            HooksSaved, SwitchesTraining, SwapsModules,
             KeepsLast, Resized, Keyword, SharedMemory, DetachedLoss, WrongShape,
         )
     },

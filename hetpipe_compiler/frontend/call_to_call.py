@@ -74,12 +74,45 @@ class ObservedStep(TrainingStep):
     def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
         self._observed.before = PythonState.of(self)
         buffers = [(module, dict(module._buffers)) for module in self.modules()]
+        parts = _parts(self)
         with refusing_other_random_numbers(self._path):
             loss = super().forward(*tensors)
+        _refuse_other_parts(parts, _parts(self), self._path)
         for module, before in buffers:
             _write_assigned(module, before, self._path)
         self._observed.after = PythonState.of(self)
         return loss
+
+
+def _parts(step: TrainingStep) -> dict[str, tuple[torch.nn.Module, Any]]:
+    """What stands under each name of a submodule or a parameter: its owner, and itself (a parameter by whether it is
+    trained)."""
+    return {
+        f"{path}.{name}".partition(".")[2]: (
+            module,
+            id(part) if part is None or name in module._modules else part.requires_grad,
+        )
+        for path, module in step.named_modules(remove_duplicate=False)
+        if path.partition(".")[0] == "model"
+        for name, part in (*module._modules.items(), *module._parameters.items())
+    }
+
+
+def _refuse_other_parts(
+    before: dict[str, tuple[torch.nn.Module, Any]], after: dict[str, tuple[torch.nn.Module, Any]], path: Path
+) -> None:
+    """HP113 where forward exchanges, adds or removes a submodule or parameter, or switches a parameter's training."""
+    for name in (*before, *after):
+        old, new = before.get(name), after.get(name)
+        if old is not None and new is not None and old[1] == new[1]:
+            continue
+        switched = old is not None and new is not None and isinstance(old[1], bool) and isinstance(new[1], bool)
+        does = "switches the training of parameter" if switched else "exchanges, adds or removes"
+        owner = (old or new or (None,))[0]
+        where = str(path) if switched else _changing_line(owner, name.rpartition(".")[2], path)
+        raise WorkloadError(
+            "HP113", f"forward {does} '{name}'", where=where, hint="do it where the model is built, in __init__"
+        )
 
 
 def _write_assigned(module: torch.nn.Module, before: dict[str, torch.Tensor | None], path: Path) -> None:
@@ -292,4 +325,6 @@ def _about(targets: Iterable[ast.expr], attribute: str) -> bool:
             if isinstance(part, ast.Attribute) and part.attr == attribute:
                 return True
             part = part.value
+        if isinstance(part, ast.Name) and part.id == attribute:
+            return True
     return False

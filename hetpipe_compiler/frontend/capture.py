@@ -255,10 +255,12 @@ def _refuse_control_flow(loaded: LoadedWorkload, graph_module: fx.GraphModule) -
                     where=str(loaded.path),
                     hint="make it in forward: with torch.autocast(x.device.type, ...)",
                 )
-            if isinstance(target, torch._ops.HigherOrderOperator) and str(target) not in regions:
+            of_functorch = str(getattr(target, "__module__", "")).startswith("torch._functorch")
+            if of_functorch or (isinstance(target, torch._ops.HigherOrderOperator) and str(target) not in regions):
+                name = "torch.vmap or a kin of it" if of_functorch else target
                 raise WorkloadError(
                     "HP112",
-                    f"the model calls {target}, which a stage module cannot hold",
+                    f"the model calls {name}, which a stage module cannot hold",
                     where=source_place(node, loaded.path.resolve().parent) or str(loaded.path),
                     hint="express it with tensor operators, such as torch.where",
                 )

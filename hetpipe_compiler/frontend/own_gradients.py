@@ -9,6 +9,7 @@ Checkpointing is one of them: the function that is checkpointed is followed itse
 from __future__ import annotations
 
 import contextlib
+import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
 from hetpipe_compiler.errors import WorkloadError
+from hetpipe_compiler.ir.source import is_internal
 
 _HINT = "compute it with tensor operators whose derivative it is, or keep its module whole: --opaque MODULE"
 
@@ -61,9 +63,22 @@ class OwnGradients:
         def register_hook(_: torch.Tensor, __: Any) -> Any:
             raise _refusal("forward hangs a hook on a gradient", line_of(self.path))
 
+        saved = torch.autograd.graph.saved_tensors_hooks
+        enter = saved.__enter__
+
+        def enter_saved(hooks: Any) -> None:
+            # Torch's own, for checkpointing and saving on the CPU, give back what was saved.
+            own = isinstance(hooks, torch.autograd.graph.save_on_cpu) or is_internal(
+                sys._getframe(1).f_code.co_filename
+            )
+            if not own:
+                raise _refusal("forward hooks what is saved for its gradient", line_of(self.path))
+            enter(hooks)
+
         with (
             mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)),
             mock.patch.object(torch.Tensor, "register_hook", register_hook),
+            mock.patch.object(saved, "__enter__", enter_saved),
         ):
             yield
 

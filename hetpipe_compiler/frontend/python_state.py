@@ -1,23 +1,28 @@
-"""What modules hold in Python, outside their parameters, buffers and submodules: numbers, texts, containers, objects.
+"""What modules hold in Python, outside their parameters, buffers and submodules: numbers, texts, containers, objects;
+also in their classes, in the variables of the files that these are written in, in closures and in generators.
 
 Export follows one call of ``forward``. What the call changes here is lost on it, so the change must be seen. A
 `PythonState` is what there was at one moment: each value under its name, such as ``calls['n']``, and enough to put it
-back. Out of reach: module-level variables, closures, generators, and objects of Python's own library and of torch.
+back (but for plain values of classes, files and closures). Out of reach: variables of other files, and objects of
+Python's own library and of torch.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import BuiltinFunctionType, FunctionType, GeneratorType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+
+from hetpipe_compiler.ir.source import is_internal
 
 #: Path of a module below the training step, and where in it: an attribute, or what lies in one.
 Place: TypeAlias = tuple[str, str]
@@ -85,9 +90,11 @@ class PythonState:
             state._contents.append((vars(module), own))
             for name, value in (*own.items(), *module._buffers.items()):
                 state._look(path, name, value, 0)
+            state._look_around(path, type(module))
         loss = getattr(step, "loss", None)
         if not isinstance(loss, torch.nn.Module):
             state._look("loss", "", loss, 0)
+            state._look_around("loss", loss if isinstance(loss, FunctionType) else type(loss))
         return state
 
     def put_back(self, stand_in: Callable[[Any], Any] = lambda value: value) -> None:
@@ -102,13 +109,31 @@ class PythonState:
         pairs = {at: (before.values.get(at), self.values.get(at)) for at in places}
         return {at: pair for at, pair in pairs.items() if not _same(*pair)}
 
+    def _look_around(self, path: str, code: Any) -> None:
+        """Note what lies in a class or a function of the model's code, and in the file that it is written in."""
+        file = sys.modules.get(code.__module__)
+        own = (c for c in getattr(code, "__mro__", ()) if not _is_foreign(c.__module__))
+        for holder, where in (*((c, "of its class") for c in own), (file, "of its file")):
+            if holder is None or id(holder) in self._seen or _is_foreign(code.__module__):
+                continue
+            self._seen.add(id(holder))
+            for name, value in list(vars(holder).items()):
+                if not name.startswith("__"):
+                    self._look(path, f"{name} ({where})", value, 0)
+
     def _look(self, path: str, name: str, value: Any, depth: int) -> None:
         """Note the value and what lies in it."""
         if isinstance(value, (torch.Tensor, *_PLAIN)):
             self.values[path, name] = value
         elif isinstance(value, _SYMBOLS):
             self.values[path, name] = str(value)
-        elif isinstance(value, _CODE) or id(value) in self._seen or depth > _DEPTH:
+        elif id(value) in self._seen or depth > _DEPTH:
+            return
+        elif isinstance(value, FunctionType) and not is_internal(value.__code__.co_filename):
+            self._seen.add(id(value))
+            for key, part in (*vars(value).items(), *_enclosed(value)):
+                self._look(path, f"{name}.{key}", part, depth + 1)
+        elif isinstance(value, _CODE):
             return
         elif (state := _own_state(value)) is not None:
             self.values[path, name] = state
@@ -195,14 +220,31 @@ def _own_state(value: Any) -> str | Unsaid | None:
         return Unsaid("the state of a numpy.random.RandomState", state, draws=True)
     if isinstance(value, np.ndarray) and value.dtype != object and value.nbytes <= _MOST_BYTES:
         return Unsaid(f"a NumPy array of {value.dtype} {value.shape}", value.tobytes())
+    if isinstance(value, GeneratorType):
+        frame = value.gi_frame
+        plain = {name: v for name, v in frame.f_locals.items() if isinstance(v, _PLAIN)} if frame else {}
+        return Unsaid("the state of a generator", (frame.f_lasti if frame else None, plain))
     return repr(value) if isinstance(value, (itertools.count, np.generic)) else None
+
+
+def _enclosed(function: FunctionType) -> list[tuple[str, Any]]:
+    """The variables that a function has from around it."""
+    found = []
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # not assigned yet
+            found.append((name, cell.cell_contents))
+    return found
 
 
 def _foreign(value: Any) -> bool:
     """An object of Python's own library or of torch's, which may count for itself (but for a plain namespace)."""
-    package = type(value).__module__.partition(".")[0]
     inside = isinstance(value, (SimpleNamespace, torch.nn.Module))
-    return not inside and (package in ("torch", "numpy") or package in sys.stdlib_module_names)
+    return not inside and _is_foreign(type(value).__module__)
+
+
+def _is_foreign(module: str) -> bool:
+    package = module.partition(".")[0]
+    return package in ("torch", "numpy") or package in sys.stdlib_module_names
 
 
 def _key(key: Any) -> str:

@@ -21,16 +21,40 @@ from torch import nn
 from hetpipe_compiler import Workload
 
 
+COUNT = 0
+
+
 class Meter:
     def __init__(self):
         self.count = 0
 
 
+def counting():
+    count = 0
+
+    def tick():
+        nonlocal count
+        count += 1
+        return count
+
+    return tick
+
+
+def numbers():
+    number = 0
+    while True:
+        number += 1
+        yield number
+
+
 class Net(nn.Module):
+    of_class, met = 0, []
+
     def __init__(self):
         super().__init__()
         self.a, self.head = nn.Linear(8, 8), nn.Linear(8, 5)
         self.calls, self.kept, self.recent, self.meter, self.step = {"n": 0}, [], deque(maxlen=2), Meter(), None
+        self.tick, self.numbers = counting(), numbers()
         self.dice = {"python": random.Random(3), "numpy": np.random.default_rng(3), "table": np.zeros(3)}
 
     def forward(self, x):
@@ -55,6 +79,10 @@ STATE = {
     "counter from None": ("self.step = 1 if self.step is None else self.step + 1; h = h * self.step", "step"),
     "counter set beside another name": ("self.step, h = (self.step or 0) + 1, h * (self.step or 1)", "step"),
     "counter of an object": ("self.meter.count += 1; h = h * self.meter.count", "meter"),
+    "counter of the file": ("global COUNT; COUNT += 1; h = h * COUNT", "COUNT"),
+    "counter of the class": ("type(self).of_class += 1; h = h * self.of_class", "of_class"),
+    "list of the class": ("self.met.append(1); h = h * len(self.met)", "met"),
+    "counter of a closure": ("h = h * self.tick()", "tick"),
     "first call of its own kind in a region": (
         "with torch.no_grad(): g = h * (2 if self.step is None else 3)\n        self.step = 1; h = h + g",
         "step",
@@ -93,6 +121,7 @@ def test_state_is_refused(name: str, tmp_path: Path) -> None:
     [
         ("h = h * self.dice['python'].random()", "(the state of a random.Random)", "torch.rand"),
         ("h = h * float(self.dice['numpy'].random())", "(the state of a numpy.random.Generator)", "torch.rand"),
+        ("h = h * next(self.numbers)", "(the state of a generator)", "buffer"),
         ("self.dice['table'] += 1; h = h * self.dice['table'][0]", "(a NumPy array of float64 (3,))", "buffer"),
     ],
 )

@@ -167,8 +167,10 @@ def test_hooks_that_the_model_puts_on_see_the_result() -> None:
 
     def call(part: Any, h: Tensor) -> Tensor:
         seen.clear()
-        part.register_forward_hook(lambda _module, _args, out: seen.append(out))
-        return part(h).sum() + seen[0].mean()
+        hook = part.register_forward_hook(lambda _module, _args, out: seen.append(out))
+        total = part(h).sum() + seen[0].mean()
+        hook.remove()
+        return total
 
     captured = looked_at(until_small, call)
     (node,) = (n for n in captured.graph_module.graph.nodes if opaque_call(n) is not None)
