@@ -73,7 +73,7 @@ ROWS = (
         sees="unfinished", cases="R11"),
     Row("every stage's loss is shown, also of those that have none",
         "runtime/test_interpret.py::test_runs_of_fewer_minibatches_than_stages_or_waves",
-        "runtime.interpret:_losses", " if r.engine.index == last[r.engine.vw]", sees="Error", cases="P6"),
+        "runtime.interpret:_losses", " if r.engine.index == last[r.engine.vw]", sees="KeyError", cases="P6"),
     Row("pulled weights take a stage's own updates away",
         "runtime/test_interpret.py::test_no_update_is_lost_or_added_twice",
         "runtime.wsp.client:LocalUpdates.apply", "if wave >= reply.contains:", sees="assert", cases="D7"),
