@@ -85,12 +85,13 @@ class ObservedStep(TrainingStep):
 
 
 def _parts(step: TrainingStep) -> dict[str, tuple[torch.nn.Module, Any]]:
-    """What stands under each name of a submodule or a parameter: its owner, and itself (a parameter by whether it is
-    trained)."""
+    """What stands under each name of a submodule or a parameter: its owner, and what tells it from others: a module's
+    own dictionary (export hands out a new stand-in for a module at each look, around that), whether a parameter is
+    trained."""
     return {
         f"{path}.{name}".partition(".")[2]: (
             module,
-            id(part) if part is None or name in module._modules else part.requires_grad,
+            None if part is None else vars(part) if name in module._modules else part.requires_grad,
         )
         for path, module in step.named_modules(remove_duplicate=False)
         if path.partition(".")[0] == "model"
@@ -104,7 +105,7 @@ def _refuse_other_parts(
     """HP113 where forward exchanges, adds or removes a submodule or parameter, or switches a parameter's training."""
     for name in (*before, *after):
         old, new = before.get(name), after.get(name)
-        if old is not None and new is not None and old[1] == new[1]:
+        if old is not None and new is not None and old[1] is new[1]:
             continue
         switched = old is not None and new is not None and isinstance(old[1], bool) and isinstance(new[1], bool)
         does = "switches the training of parameter" if switched else "exchanges, adds or removes"

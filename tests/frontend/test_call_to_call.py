@@ -171,3 +171,11 @@ def test_a_plan_names_lines_without_the_machines_folders(tmp_path: Path, monkeyp
         note = capture(load_workload(path, {}), evaluation=True).evaluation_note
         assert note is not None
         assert where in note
+
+
+def test_a_shared_module_is_not_exchanged(tmp_path: Path) -> None:
+    """Export then hands out new stand-ins for all modules, at addresses of their own."""
+    path = tmp_path / "model.py"
+    shared = "self.again = nn.Sequential(self.a, nn.ReLU()); self.dice = {"
+    path.write_text(_MODEL.replace("{body}", "kept = list(self.modules())").replace("self.dice = {", shared))
+    capture(load_workload(path, {}))

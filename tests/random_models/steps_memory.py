@@ -42,9 +42,10 @@ def view(p: Program, a: int, b: int, c: int) -> None:
         p.known(one, (*shape[:-1], 1), [x], dtype=x.dtype, view_of=x, one_of=True)
         p.known(two, (*shape[:-1], last - 1), [x], dtype=x.dtype, view_of=x, one_of=True)
     elif kind == 10 and isinstance(shape[1], int):
-        name = p.name("parts")
-        p.emit(f"{name} = {n}.unbind(1)")
-        p.known(f"{name}[{c % shape[1]}]", (shape[0], *shape[2:]), [x], dtype=x.dtype, view_of=x, one_of=True)
+        parts, name = p.name("parts"), p.name()
+        p.emit(f"{parts} = {n}.unbind(1)")
+        p.emit(f"{name} = {parts}[{c % shape[1]}]")
+        p.known(name, (shape[0], *shape[2:]), [x], dtype=x.dtype, view_of=x, one_of=True)
     elif kind == 11 and isinstance(shape[1], int):
         new(f"{n}.narrow(1, 0, {max(1, shape[1] - 1)})", (shape[0], max(1, shape[1] - 1), *shape[2:]))
     elif kind == 12:
