@@ -88,6 +88,9 @@ class PythonState:
         for path, module in modules:
             own = _attributes(module)
             state._contents.append((vars(module), own))
+            # Hooks of a module that hooks itself at its first call go with its note that it has.
+            hooks = [vars(module)[name] for name in _OF_EVERY_MODULE if name.endswith("_hooks")]
+            state._contents += [(held, dict(held)) for held in hooks]
             for name, value in (*own.items(), *module._buffers.items()):
                 state._look(path, name, value, 0)
             state._look_around(path, type(module))

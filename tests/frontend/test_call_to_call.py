@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.frontend.capture import capture
@@ -179,3 +180,20 @@ def test_a_shared_module_is_not_exchanged(tmp_path: Path) -> None:
     shared = "self.again = nn.Sequential(self.a, nn.ReLU()); self.dice = {"
     path.write_text(_MODEL.replace("{body}", "kept = list(self.modules())").replace("self.dice = {", shared))
     capture(load_workload(path, {}))
+
+
+def test_hooks_of_the_first_call_are_not_set_again(tmp_path: Path) -> None:
+    """The eval graph is captured on the same module, which is given back what it held before the first call."""
+    path = tmp_path / "model.py"
+    path.write_text(
+        _MODEL.replace("h = self.a(x)", "h = x").replace(
+            "{body}",
+            "if self.step is None:\n"
+            "            self.step = self.a.register_forward_hook(lambda *_: self.kept.append(1))"
+            "\n        self.kept.clear(); h = self.a(x); h = h * len(self.kept)",
+        )
+    )
+    captured = capture(load_workload(path, {}), evaluation=True)
+    assert captured.in_eval is not None
+    for graph in (captured.graph_module.graph, captured.in_eval.graph_module.graph):
+        assert [n.args[1] for n in graph.nodes if n.target is torch.ops.aten.mul.Tensor] == [1]
