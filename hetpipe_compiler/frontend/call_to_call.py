@@ -157,7 +157,7 @@ def refuse_state(
         if ".".join(place).lstrip(".") in program.constants or _memory(tensor) in read:
             raise _keeps_state(step, place, None, path)
     left = [v for _, v in observed.changed.values() if isinstance(v, torch.Tensor)]
-    if len(left) < len(observed.changed) or any(_follows_batch(program, tensor) for tensor in left):
+    if len(left) < len(observed.changed) or any(_ages(step, program, tensor) for tensor in left):
         _compare_next_call(step, tensors, program, observed, export, path)
 
 
@@ -169,7 +169,7 @@ def _compare_next_call(
     export: _Export,
     path: Path,
 ) -> None:
-    changed, start, next_call, kept = observed.changed, PythonState.of(step), Observed(), _Kept(tensors[0].device)
+    changed, start, next_call, kept = observed.changed, PythonState.of(step), Observed(), _Kept()
     try:
         observed.after.put_back(kept.stand_in)
         again, _ = export(ObservedStep(step, next_call, path), tensors)
@@ -181,7 +181,7 @@ def _compare_next_call(
         raise _keeps_state(step, place, changed.get(place, moving[place]), path)
     read = kept.read_by(again)
     for tensor in read:
-        if _follows_batch(program, tensor):
+        if _ages(step, program, tensor):
             place = next((at for at, value in observed.after.values.items() if value is tensor), next(iter(changed)))
             raise _keeps_state(step, place, None, path)
     texts = [text_with_regions(found.graph_module) for found in (program, again)]
@@ -193,8 +193,7 @@ def _compare_next_call(
 class _Kept:
     """Tensors that a call has kept, and what stands for them in the next one."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self) -> None:
         self._pairs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def stand_in(self, value: Any) -> Any:
@@ -205,7 +204,7 @@ class _Kept:
             return value
         if id(value) not in self._pairs:
             sizes = [self.stand_in(size) for size in value.shape]
-            self._pairs[id(value)] = value, torch.zeros(sizes, dtype=value.dtype, device=self._device)
+            self._pairs[id(value)] = value, torch.zeros(sizes, dtype=value.dtype, device=value.device)
         return self._pairs[id(value)][1]
 
     def read_by(self, program: ExportedProgram) -> list[torch.Tensor]:
@@ -250,15 +249,19 @@ def _writes(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
-def _follows_batch(program: ExportedProgram, value: torch.Tensor) -> bool:
-    """Whether a tensor made in forward depends on more of the batch than its sizes."""
+def _ages(step: TrainingStep, program: ExportedProgram, value: torch.Tensor) -> bool:
+    """Whether a tensor made in forward is another in the next one: it depends on more of the batch than its sizes, or
+    on what training changes."""
+    trained = {name for name, p in step.named_parameters(remove_duplicate=False) if p.requires_grad and step.training}
+    signature = program.graph_signature
+    moving = {*signature.user_inputs, *(n for n, name in signature.inputs_to_parameters.items() if name in trained)}
     memory = _memory(value)
     vals = {n: n.meta.get("val") for n in program.graph.nodes}
     stack = [n for n, v in vals.items() if isinstance(v, torch.Tensor) and _memory(v) == memory]
     seen = set(stack)
     while stack:
         node = stack.pop()
-        if node.name in program.graph_signature.user_inputs:
+        if node.name in moving:
             return True
         if isinstance(vals[node], torch.Tensor):
             new = [n for n in node.all_input_nodes if n not in seen]

@@ -88,6 +88,7 @@ STATE = {
         "with torch.no_grad(): g = h * (2 if self.step is None else 3)\n        self.step = 1; h = h + g",
         "step",
     ),
+    "weights of the first step": ("h = h + self.calls.setdefault('w', self.a.weight[0].detach())", "calls"),
     "memory of the batch before": ("h = h + sum(self.kept); self.kept = [h.detach()]", "kept"),
 }
 CACHES = {
@@ -137,6 +138,15 @@ def test_state_that_says_nothing_is_told_by_its_kind(body: str, kind: str, hint:
 @pytest.mark.parametrize("name", CACHES)
 def test_caches_are_not(name: str, tmp_path: Path) -> None:
     _captured(tmp_path, CACHES[name])
+
+
+def test_weights_may_be_kept_in_eval_mode(tmp_path: Path) -> None:
+    """LeViT does; training empties what it kept."""
+    path = tmp_path / "model.py"
+    kept = "h = h + (self.a.weight[0] if self.training else self.calls.setdefault(str(x.device), self.a.weight[0]))"
+    path.write_text(_MODEL.replace("{body}", kept))
+    captured = capture(load_workload(path, {}), evaluation=True)
+    assert captured.in_eval is not None, captured.evaluation_note
 
 
 _SCALED = """

@@ -14,7 +14,7 @@ ROWS = (
     Row("a tensor kept from call to call is frozen", "PlainState",
         "frontend.call_to_call:refuse_state", "raise _keeps_state(step, place, None, path)", "pass"),
     Row("what a call leaves for the next is frozen", "KeepsLast",
-        "frontend.call_to_call:refuse_state", "or any(_follows_batch(program, tensor) for tensor in left)"),
+        "frontend.call_to_call:refuse_state", "or any(_ages(step, program, tensor) for tensor in left)"),
     Row("a moment is frozen", "frontend/test_moments.py::test_computing_with_the_moment_is_refused[time.time]",
         "frontend.moments:Moments.refuse", "if not _same(program, again):", sees="DID NOT RAISE"),
     Row("what only the first call does in no_grad is frozen",
