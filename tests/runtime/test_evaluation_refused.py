@@ -43,8 +43,8 @@ class Toy:
 
     def fix_batch_size(self) -> None:
         self.edit_plan(dynamic_batch=False, dynamic_batch_note="it says so")
-        path = self.plan_folder / "plan.json"
-        path.write_text(path.read_text().replace('"s0"', "6"))
+        text = Plan.load(self.plan_folder).model_dump_json()
+        (self.plan_folder / "plan.json").write_text(Plan.model_validate_json(text.replace('"s0"', "6")).to_json())
 
     def data(self, value: str | None) -> None:
         """``evaluation_data`` returns this expression."""
