@@ -31,7 +31,7 @@ def child_process(job: Job, name: str) -> Iterator[EventSender]:
     except BaseException as error:
         trace = traceback.format_exc()
         print(trace, file=sys.stderr, flush=True)
-        events.send("failed", None, **_failure(error), traceback=trace)
+        events.send("failed", **_failure(error), traceback=trace)
         events.close()
         # Not sys.exit: threads inside Gloo may wait for a peer that is gone.
         os._exit(1)

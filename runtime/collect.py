@@ -23,14 +23,18 @@ Snapshot = tuple[Mapping[str, Any], Mapping[str, "Tensor"]]
 ANSWER_S = 60.0
 
 
-def request(endpoint: str, op: str, *, timeout_s: float = ANSWER_S) -> Snapshot:
-    """Ask one server for a snapshot, or to stop; raises `RunError` HP541 when it does not answer in time."""
+def request(endpoint: str, op: str, *, timeout_s: float = ANSWER_S, **more: Any) -> Snapshot:
+    """Ask one server for a snapshot, for kept weights, or to stop.
+
+    Raises:
+        RunError: HP541 it does not answer in time.
+    """
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)
     try:
         socket.setsockopt(zmq.IDENTITY, f"launcher-{time.monotonic_ns()}".encode())
         socket.connect(endpoint)
-        socket.send_multipart(encode({"op": op}))
+        socket.send_multipart(encode({"op": op, **more}))
         if not socket.poll(int(timeout_s * 1000)):
             raise RunError(
                 "HP541",
@@ -68,28 +72,32 @@ def whole_model(plan: Plan, initial: Mapping[str, Tensor], snapshots: list[Snaps
 
 
 class WaveSaver:
-    """Writes RUN/weights-wave<k>.safetensors once all servers have sent their weights of clock k."""
+    """Writes RUN/weights-wave<k>.safetensors once all servers hold their weights of clock k.
+
+    The servers keep them until they are asked for, and hold up training when they have kept several: however slow the
+    disk is, one set at most is in this process.
+    """
 
     def __init__(
-        self,
-        plan: Plan,
-        initial: Callable[[], Mapping[str, Tensor]],
-        run: Path,
-        servers: int,
-        on_saved: Callable[[str], None],
+        self, plan: Plan, initial: Callable[[], Mapping[str, Tensor]], run: Path, on_saved: Callable[[str], None]
     ) -> None:
-        self._plan, self._initial, self._run, self._servers = plan, initial, run, servers
+        self._plan, self._initial, self._run = plan, initial, run
         self._on_saved = on_saved
-        self._waiting: dict[int, list[Snapshot]] = {}
+        self._kept_by: dict[int, set[str]] = {}
 
-    def on_event(self, event: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Take a ``weights`` event."""
-        clock = event["clock"]
-        snapshots = self._waiting.setdefault(clock, [])
-        snapshots.append((event, tensors))
-        if len(snapshots) < self._servers:
+    def on_kept(self, server: str, clock: int, endpoints: Mapping[str, str]) -> None:
+        """A server holds its weights of a clock; ``endpoints``: of all servers, by name.
+
+        Raises:
+            RunError: HP514 buffers that cannot be merged; HP541 a server does not answer; HP557 the disk is full.
+        """
+        self._kept_by.setdefault(clock, set()).add(server)
+        if self._kept_by[clock] != set(endpoints):
             return
-        values = whole_model(self._plan, self._initial(), self._waiting.pop(clock))
+        del self._kept_by[clock]
+        values = whole_model(
+            self._plan, self._initial(), [request(endpoint, "take", clock=clock) for endpoint in endpoints.values()]
+        )
         path = self._run / f"weights-wave{clock}.safetensors"
         checkpoint.save(path, checkpoint.state_dict(self._plan, values), clock=clock)
         self._on_saved(f"saved {path}")

@@ -18,7 +18,7 @@ finish      servers: vw, stage, clock
 apply       vw, stage, minibatch, clock: from this forward on a stage works on weights of that clock
 times       vw, stage, times: at the end of a stage's program, `InstructionTimes.summary`; waiting included, but for
             forwards and backwards on one CPU thread, which have that thread's own time
-weights     servers, with ``--save-every``: clock, and the weights as raw frames (not logged)
+kept        servers, with ``--save-every``: clock: they hold the weights of that many waves until they are asked for
 finished
 failed      error, traceback, consequence (True: it only lost a peer); of a `HetpipeError` also code and hint
 ==========  ====================================================================================================
@@ -33,7 +33,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgpack
 import zmq
@@ -41,9 +41,6 @@ import zmq
 from hetpipe_compiler.errors import RunError
 from hetpipe_compiler.runtime.processes import LAUNCHER_VARIABLE
 from hetpipe_compiler.runtime.waits import Activity
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Event = dict[str, Any]
 _STATUS_EVERY_S = 1.0
@@ -60,17 +57,12 @@ class EventSender:
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.connect(endpoint)
 
-    def send(self, kind: str, tensors: Mapping[str, Tensor] | None = None, **content: Any) -> None:
-        """Send an event; tensors follow as raw frames."""
+    def send(self, kind: str, **content: Any) -> None:
+        """Send an event."""
         event = {"kind": kind, "process": self.process, "time": time.time(), **content}
-        frames: list[Any] = [msgpack.packb(event)]
-        if tensors:
-            from hetpipe_compiler.runtime.transport.parameter_link import encode
-
-            frames += encode({}, tensors)
         with self._lock:
             if not self._socket.closed:
-                self._socket.send_multipart(frames, copy=True)
+                self._socket.send(msgpack.packb(event))
 
     def close(self) -> None:
         """Wait up to two seconds until everything is on its way, then close."""
@@ -100,13 +92,13 @@ class StatusThread(threading.Thread):
         while not self._stopped.wait(_STATUS_EVERY_S):
             if os.getppid() != self._parent:
                 os._exit(1)  # an orphan: nobody will collect what it makes
-            self._sender.send("status", None, **self._activity.report(), **self._more())
+            self._sender.send("status", **self._activity.report(), **self._more())
 
     def stop(self) -> None:
         """Send a last report and end the thread."""
         self._stopped.set()
         self.join()
-        self._sender.send("status", None, **self._activity.report(), **self._more())
+        self._sender.send("status", **self._activity.report(), **self._more())
 
 
 class EventReceiver:
@@ -119,23 +111,16 @@ class EventReceiver:
         port = self._socket.bind_to_random_port(f"tcp://{host}")
         self.endpoint = f"tcp://{host}:{port}"
 
-    def receive(self, timeout_s: float) -> list[tuple[Event, dict[str, Tensor]]]:
+    def receive(self, timeout_s: float) -> list[Event]:
         """Events that have arrived, oldest first; waits up to ``timeout_s`` for the first."""
-        events: list[tuple[Event, dict[str, Tensor]]] = []
+        events: list[Event] = []
         if not self._socket.poll(int(timeout_s * 1000)):
             return events
         while True:
             try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                events.append(msgpack.unpackb(self._socket.recv(zmq.NOBLOCK), strict_map_key=False))
             except zmq.Again:
                 return events
-            event = msgpack.unpackb(frames[0].bytes, strict_map_key=False)
-            tensors: dict[str, Tensor] = {}
-            if len(frames) > 1:
-                from hetpipe_compiler.runtime.transport.parameter_link import decode
-
-                _, tensors = decode([frame.buffer for frame in frames[1:]])
-            events.append((event, tensors))
 
     def close(self) -> None:
         """Close the channel."""

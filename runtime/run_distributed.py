@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hetpipe_compiler.errors import HetpipeError, RunError
 from hetpipe_compiler.runtime import checkpoint
@@ -18,9 +18,6 @@ from hetpipe_compiler.runtime.placement import server_nodes
 from hetpipe_compiler.runtime.prepared import Prepared
 from hetpipe_compiler.runtime.progress import Progress
 from hetpipe_compiler.runtime.run_processes import RunProcesses, interrupts, open_store
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _SERVERS_KEY = "servers"
 _STOP_S = 10.0
@@ -56,10 +53,12 @@ class _Training:
         self._initial = cache(lambda: load_weights(self._plan, self._job.weights))
         nodes = server_nodes(self._plan)
         self._servers = {server_name(node): node for node in nodes}
-        self._saver = WaveSaver(self._plan, self._initial, self._run, len(nodes), progress.note)
+        self._saver = WaveSaver(self._plan, self._initial, self._run, progress.note)
+        self._children: RunProcesses | None = None
 
     def go(self, store: Any) -> bool:
         with RunProcesses(self._run, self._job, store, self._on_event) as children:
+            self._children = children
             try:
                 self._train(children)
                 return True
@@ -113,9 +112,9 @@ class _Training:
         except HetpipeError as error:
             self._progress.note(f"the weights could not be saved: {error}")
 
-    def _on_event(self, event: Event, tensors: Mapping[str, Tensor]) -> None:
-        if event["kind"] == "weights":
-            self._saver.on_event(event, tensors)
+    def _on_event(self, event: Event) -> None:
+        if event["kind"] == "kept" and self._children is not None:
+            self._saver.on_kept(event["process"], event["clock"], self._children.supervisor.endpoints)
         elif event["kind"] == "note":
             self._progress.note(event["text"])
         self._progress.on_event(event)

@@ -7,9 +7,8 @@ samples and the loss of every minibatch), ``logs/`` and ``evaluation.json``.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
@@ -17,7 +16,6 @@ from hetpipe_compiler.files import write_text
 from hetpipe_compiler.runtime.eval_stage import check_evaluates
 from hetpipe_compiler.runtime.evaluation_data import evaluation_minibatches
 from hetpipe_compiler.runtime.evaluation_progress import EvaluationProgress
-from hetpipe_compiler.runtime.events import Event
 from hetpipe_compiler.runtime.job import Job
 from hetpipe_compiler.runtime.preflight import check_stages
 from hetpipe_compiler.runtime.prepared import Prepared, open_plan
@@ -25,9 +23,6 @@ from hetpipe_compiler.runtime.progress import rate
 from hetpipe_compiler.runtime.run_options import RunOptions, choose_backend, make_run_folder, say
 from hetpipe_compiler.runtime.run_processes import RunProcesses, interrupts, open_store
 from hetpipe_compiler.runtime.trained import check_trained, unsaved_buffers
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 RESULT_FILE = "evaluation.json"
 
@@ -90,11 +85,8 @@ def run_evaluation(prepared: Prepared, *, port: int | None = None) -> bool:
     store = open_store(port)
     progress = EvaluationProgress(job.minibatches, stages, prepared.console)
 
-    def on_event(event: Event, _: Mapping[str, Tensor]) -> None:
-        progress.on_event(event)
-
     try:
-        with interrupts(), progress, RunProcesses(run, job, store, on_event) as children:
+        with interrupts(), progress, RunProcesses(run, job, store, progress.on_event) as children:
             children.start_stages(vw, stages, "evaluation_worker")
             states = children.supervisor.states
             children.supervisor.wait_until(lambda: all(s.finished for s in states.values()))

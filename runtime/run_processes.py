@@ -5,11 +5,11 @@ from __future__ import annotations
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 
@@ -20,9 +20,6 @@ from hetpipe_compiler.runtime.job import Job, log_path, worker_name
 from hetpipe_compiler.runtime.processes import Child
 from hetpipe_compiler.runtime.progress import finite
 from hetpipe_compiler.runtime.supervise import Supervisor
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _HOST = "127.0.0.1"
 
@@ -40,9 +37,7 @@ class RunProcesses:
         supervisor: Watches them.
     """
 
-    def __init__(
-        self, run: Path, job: Job, store: Any, on_event: Callable[[Event, Mapping[str, Tensor]], None]
-    ) -> None:
+    def __init__(self, run: Path, job: Job, store: Any, on_event: Callable[[Event], None]) -> None:
         self._run, self._threads, self._on_event = run.resolve(), job.threads, on_event
         self.store = store
         self._receiver = EventReceiver()
@@ -80,10 +75,10 @@ class RunProcesses:
         """End those that still run, but for the names that ``spare`` says."""
         processes.terminate(child for child in self._children if not spare(child.name))
 
-    def _take(self, event: Event, tensors: Mapping[str, Tensor]) -> None:
+    def _take(self, event: Event) -> None:
         if event["kind"] != "status":
             self._log.write({key: finite(v) if isinstance(v, float) else v for key, v in event.items()})
-        self._on_event(event, tensors)
+        self._on_event(event)
 
 
 def open_store(port: int | None) -> Any:

@@ -4,16 +4,20 @@ A ROUTER socket around a `ParameterShard`. It listens on 127.0.0.1 at a free por
 launcher. One thread handles one message at a time, in the order of arrival (with an emulated network: in the order of
 delivery). Besides the parameters it keeps the newest buffers of the stages that report to it; it does not merge them.
 
-With ``--save-every``, each parameter is kept as it was when its clock reached a multiple of that many waves, and the
-set goes to the launcher when it is complete: in reproducible mode exactly the weights of that clock.
+With ``--save-every``, each parameter is kept as it was when its clock reached a multiple of that many waves (in
+reproducible mode exactly the weights of that clock), and a set that is whole waits until the launcher takes it. While
+several wait, messages of stages wait too: training is then as fast as the disk, and memory stays bounded. That cannot
+deadlock: who holds up training has the clock that is saved next, and no stage needs anything newer to reach it.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import heapq
 import itertools
 import sys
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +30,7 @@ from hetpipe_compiler.runtime.child import child_process
 from hetpipe_compiler.runtime.events import EventSender, StatusThread
 from hetpipe_compiler.runtime.initial import load_weights
 from hetpipe_compiler.runtime.job import Job, server_name
+from hetpipe_compiler.runtime.kept_waves import KeptWaves
 from hetpipe_compiler.runtime.placement import parameter_nodes
 from hetpipe_compiler.runtime.transport.parameter_link import decode, encode, now_us
 from hetpipe_compiler.runtime.waits import Activity
@@ -35,6 +40,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _IDLE_MS = 500
+_OF_LAUNCHER = ("snapshot", "take", "stop")
 
 
 class ServerLoop:
@@ -44,7 +50,7 @@ class ServerLoop:
         shard: The parameters.
         virtual_workers: N.
         events: Where events go; None: nowhere.
-        save_every: Waves between the weights sent to the launcher; None: never.
+        save_every: Waves between the weights kept for the launcher; None: never.
     """
 
     def __init__(
@@ -60,7 +66,7 @@ class ServerLoop:
         self._shard = shard
         self._virtual_workers = virtual_workers
         self._events = events
-        self._save_every = save_every
+        self._kept = KeptWaves(shard.names, save_every)
         self.activity = activity or Activity()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -72,8 +78,7 @@ class ServerLoop:
         self._order = itertools.count()
         self._buffers: dict[int, dict[str, Tensor]] = {}
         self._samples: dict[int, dict[str, int]] = {}
-        self._kept: dict[int, dict[str, Tensor]] = {}
-        self._clocks = dict.fromkeys(shard.names, 0)
+        self._asked: deque[tuple[bytes, dict[str, Any]]] = deque()
         self._stopped = False
 
     def clocks(self) -> dict[str, Any]:
@@ -82,18 +87,28 @@ class ServerLoop:
         return {"clocks": counts}
 
     def run(self) -> None:
-        """Serve until told to stop."""
+        """Serve until told to stop and all that was kept has been taken."""
         self.activity.begin("serving")
-        while not self._stopped:
-            wait_ms = _IDLE_MS if not self._due else max(0, min(_IDLE_MS, (self._due[0][0] - now_us()) // 1000 + 1))
-            if self._socket.poll(wait_ms):
-                self._receive()
-            self.activity.steps += bool(self._due)  # an emulated network that takes its time is no stall
-            while self._due and self._due[0][0] <= now_us():
+        while not self._stopped or self._kept.waiting:
+            if self._kept.full:
+                clocks = ", ".join(map(str, self._kept.waiting))
+                with self.activity.waiting(f"the saving of the weights at clocks {clocks}", "launcher"):
+                    self._poll(_IDLE_MS)
+            else:
+                wait_ms = _IDLE_MS if not self._due else max(0, min(_IDLE_MS, (self._due[0][0] - now_us()) // 1000 + 1))
+                self._poll(wait_ms)
+                self.activity.steps += bool(self._due)  # an emulated network that takes its time is no stall
+            while self._due and self._due[0][0] <= now_us() and not self._kept.full:
                 _, _, sender, header, tensors = heapq.heappop(self._due)
                 self._handle(sender, header, tensors)
+            while self._asked:
+                self._handle(*self._asked.popleft(), {})
         self._socket.close(linger=5000)
         self._context.term()
+
+    def _poll(self, wait_ms: int) -> None:
+        if self._socket.poll(wait_ms):
+            self._receive()
 
     def _receive(self) -> None:
         while True:
@@ -105,6 +120,9 @@ class ServerLoop:
                 header, tensors = decode([frame.buffer for frame in frames])
             except (ValueError, IndexError) as error:
                 print(f"dropped a message that is none of ours, from {sender.bytes!r}: {error}", file=sys.stderr)
+                continue
+            if header.get("op") in _OF_LAUNCHER:
+                self._asked.append((sender.bytes, header))
                 continue
             due_us = header.get("due_us", 0)
             heapq.heappush(self._due, (due_us, next(self._order), sender.bytes, header, tensors))
@@ -144,6 +162,13 @@ class ServerLoop:
     def _on_snapshot(self, sender: bytes, *_: Any) -> None:
         self._send(sender, {"op": "snapshot", **self._snapshot_header()}, self._snapshot(self._shard.snapshot()))
 
+    def _on_take(self, sender: bytes, header: dict[str, Any], _: Any) -> None:
+        found = self._kept.take(header["clock"])
+        if found is None:
+            self._send(sender, {"op": "error", "text": f"no weights are kept of clock {header['clock']}"})
+        else:
+            self._send(sender, {"op": "snapshot", **found[0]}, found[1])
+
     def _on_stop(self, sender: bytes, *_: Any) -> None:
         self._send(sender, {"op": "ack", "of": "stop"})
         self._stopped = True
@@ -174,18 +199,16 @@ class ServerLoop:
         return tensors
 
     def _keep(self, names: tuple[str, ...]) -> None:
-        """Keep the parameters whose clock has just passed a multiple of ``save_every``; send a set that is complete."""
-        if not self._save_every or self._events is None:
+        """Keep those of these parameters that just reached a clock to be saved, and tell of sets that are whole."""
+        if self._events is None or not self._kept.wanted:
             return
         weights = self._shard.snapshot()
         for name in names:
-            before, self._clocks[name] = self._clocks[name], self._shard.clock([name])
-            for wave in range(before + 1, self._clocks[name] + 1):
-                if wave % self._save_every == 0:
-                    self._kept.setdefault(wave, {})[name] = weights[name]
-        for wave in [w for w, kept in self._kept.items() if len(kept) == len(self._clocks)]:
-            tensors = self._snapshot(self._kept.pop(wave))
-            self._events.send("weights", tensors, **{**self._snapshot_header(), "clock": wave})
+            self._kept.note(name, self._shard.clock([name]), weights[name])
+        for clock, values in self._kept.completed():
+            header = copy.deepcopy({**self._snapshot_header(), "clock": clock})
+            self._kept.put(clock, header, self._snapshot(values))
+            self._events.send("kept", clock=clock)
 
 
 def serve(run: Path, node: str) -> None:

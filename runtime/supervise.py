@@ -9,14 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hetpipe_compiler.errors import RunError
 from hetpipe_compiler.runtime.events import Event, EventReceiver
 from hetpipe_compiler.runtime.processes import Child
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _POLL_S = 0.1
 _SETTLE_S = 1.0
@@ -75,7 +72,7 @@ class Supervisor:
     Args:
         timeout_s: Seconds without progress of any process until the watchdog ends the run; while processes start, it
             waits five minutes at least.
-        on_event: Sees every event (for the log, the progress display, saved weights).
+        on_event: Sees every event (for the log, the progress display, saving weights); its time is no stall.
     """
 
     def __init__(
@@ -83,7 +80,7 @@ class Supervisor:
         receiver: EventReceiver,
         *,
         timeout_s: float,
-        on_event: Callable[[Event, Mapping[str, Tensor]], None],
+        on_event: Callable[[Event], None],
     ) -> None:
         self._receiver = receiver
         self._timeout_s = timeout_s
@@ -117,9 +114,11 @@ class Supervisor:
                 raise self._stall(waited_s)
 
     def _step(self) -> None:
-        for event, tensors in self._receiver.receive(_POLL_S):
+        for event in self._receiver.receive(_POLL_S):
             self._take(event)
-            self._on_event(event, tensors)
+            start = time.monotonic()
+            self._on_event(event)
+            self._progress_at += time.monotonic() - start  # nobody stands still because weights are being written here
         for state in self._states.values():
             if state.gone_at is None and not state.finished and state.child.exit_code is not None:
                 state.gone_at = time.monotonic()

@@ -9,9 +9,11 @@ stage      push                vw, stage, wave, need, the summed updates
 stage      buffers             vw, stage, samples, the buffers that training changes
 stage      finish              vw, stage, names of the parameters that it pushes no more
 launcher   snapshot            asks for weights and buffers as they are now
+launcher   take                asks for those kept of a clock, once
+launcher   stop                the server ends when nothing that it has kept is left
 server     ack                 of a push or finish: which op, and the wave
 server     weights             clock, contains, the weights of one answered pull
-server     snapshot            weights, wave counts and buffers
+server     snapshot            weights, wave counts and buffers, as asked for by snapshot or take
 server     error               text: a request that the server refuses
 =========  ==================  ================================================================================
 

@@ -146,9 +146,25 @@ def test_buffers_are_kept_per_virtual_worker(servers: Servers) -> None:
     assert header["clocks"] == {0: 0, 1: 0}
 
 
-def test_exact_weights_are_kept_for_saving() -> None:
+@pytest.fixture
+def receiver() -> Iterator[EventReceiver]:
+    made = EventReceiver()
+    yield made
+    made.close()
+
+
+def kept_clocks(receiver: EventReceiver, count: int) -> list[int]:
+    """The clocks of so many ``kept`` events."""
+    clocks: list[int] = []
+    while len(clocks) < count:
+        events = receiver.receive(20.0)
+        assert events
+        clocks += [event["clock"] for event in events if event["kind"] == "kept"]
+    return clocks
+
+
+def test_exact_weights_are_kept_for_saving(receiver: EventReceiver) -> None:
     """With save_every=2 the launcher gets S_2, though another wave of one virtual worker is there already."""
-    receiver = EventReceiver()
     sender = EventSender(receiver.endpoint, "server")
     servers = Servers(exact=True, staleness=1, events=sender, save_every=2)
     one, two = servers.link(0), servers.link(1)
@@ -158,12 +174,9 @@ def test_exact_weights_are_kept_for_saving() -> None:
     for wave in range(2):
         two.push(wave, update(4.0), need=0)
     two.finish()
-    saved = []
-    while len(saved) < 2:
-        events = receiver.receive(5.0)
-        assert events
-        saved += [(event["clock"], tensors) for event, tensors in events if event["kind"] == "weights"]
-    assert {clock for clock, _ in saved} == {2}
+    assert kept_clocks(receiver, 2) == [2, 2]
+    saved = [request(endpoint, "take", clock=2) for endpoint in servers.endpoints.values()]
+    assert {header["clock"] for header, _ in saved} == {2}
     assert {name: float(t.flatten()[0]) for _, tensors in saved for name, t in tensors.items()} == {
         "w:w": 6.0,
         "w:b": 6.0,
@@ -171,7 +184,33 @@ def test_exact_weights_are_kept_for_saving() -> None:
     }
     servers.close()
     sender.close()
-    receiver.close()
+
+
+def test_weights_that_nobody_takes_hold_up_training(receiver: EventReceiver) -> None:
+    """A disk that is slower than training: two sets wait, and further pushes; a set taken lets one more wave in."""
+    sender = EventSender(receiver.endpoint, "server")
+    servers = Servers(staleness=9, events=sender, save_every=1)
+    links = [servers.link(vw) for vw in (0, 1)]
+    for wave in range(5):
+        for vw, link in enumerate(links):
+            link.buffers({"mean": torch.full((2,), float(wave))}, samples=wave)
+            link.push(wave, update(float(vw)), need=0)
+        if wave == 0:
+            assert kept_clocks(receiver, 2) == [1, 1]
+    assert kept_clocks(receiver, 2) == [2, 2]
+    time.sleep(0.2)
+    assert [request(endpoint, "snapshot")[0]["clock"] for endpoint in servers.endpoints.values()] == [2, 2]
+    for clock in range(1, 6):
+        for endpoint in servers.endpoints.values():
+            header, tensors = request(endpoint, "take", clock=clock)
+            assert header["clock"] == clock
+        if clock == 1:  # as it was then
+            assert header["samples"] == {0: {"mean": 0}, 1: {"mean": 0}}
+            assert float(tensors["b:0:mean"][0]) == 0
+        if clock < 4:
+            assert kept_clocks(receiver, 2) == [clock + 2, clock + 2]
+    servers.close()
+    sender.close()
 
 
 def test_an_emulated_network_delays_both_ways(servers: Servers) -> None:
@@ -236,6 +275,6 @@ def test_events_may_come_from_any_thread() -> None:
         more = receiver.receive(5.0)
         assert more
         events += more
-    assert {event["steps"] for event, _ in events} == set(range(20))
-    assert {event["process"] for event, _ in events} == {"vw0/stage1"}
+    assert {event["steps"] for event in events} == set(range(20))
+    assert {event["process"] for event in events} == {"vw0/stage1"}
     receiver.close()

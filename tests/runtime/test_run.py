@@ -145,7 +145,7 @@ def test_the_run_folder_is_complete(trained: Trained) -> None:
     assert [(r["vw"], r["minibatches"], r["total"], r["clock"]) for r in last] == [(0, 10, 10, 4), (1, 10, 10, 4)]
     assert all(0 <= r["waiting_for_weights"] <= r["waiting"] <= 1 for r in last)
     kinds = {event["kind"] for event in events(run)}
-    assert {"started", "ready", "minibatch", "push", "pull", "forward", "finished", "weights"} <= kinds
+    assert {"started", "ready", "minibatch", "push", "pull", "forward", "finished", "kept"} <= kinds
     assert "failed" not in kinds
 
 
