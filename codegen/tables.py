@@ -86,8 +86,8 @@ def _worker_title(group: WorkerGroup, wide: bool) -> Text:
     if not worker.optimal:
         above = worker.bottleneck_ms / worker.lower_bound_ms - 1 if worker.lower_bound_ms > 0 else 0.0
         text.append(f"\nat most {percent(above)} above the least bottleneck there is for these devices")
-    if worker.uncoarsened_bound_ms is not None:
-        bound_ms = worker.uncoarsened_bound_ms
+    bound_ms = worker.uncoarsened_bound_ms
+    if bound_ms is not None and bound_ms < worker.lower_bound_ms:
         above = worker.bottleneck_ms / bound_ms - 1 if bound_ms > 0 else 0.0
         text.append(f"\nat most {percent(above)} above the least without merging operators into blocks")
     return text

@@ -15,6 +15,7 @@ from hetpipe_compiler.compiler import CompileOptions, compile
 from hetpipe_compiler.errors import ClusterError, PlanningError, WorkloadError
 from hetpipe_compiler.ir.plan import Plan
 from hetpipe_compiler.options import with_decisions
+from hetpipe_compiler.passes.own_partitioner import OwnPartitioner
 
 CLUSTER = cluster_of(2)
 MODEL = {"name": "BranchyDAG"}
@@ -137,6 +138,35 @@ def test_nothing_is_written_on_an_error(tmp_path: Path, options: CompileOptions,
 def test_a_wrong_policy_is_told_before_the_model_is_captured(tmp_path: Path) -> None:
     with pytest.raises(ClusterError):
         compile(MODELS, CLUSTER, tmp_path / "out", settings={"name": "Counter"}, options=CompileOptions(policy="XX"))
+
+
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [({"profiles": (Path("missing.json"),)}, "HP230"), ({"partitioner": "missing:function"}, "HP223")],
+)
+def test_a_missing_file_is_told_before_the_model_is_captured(tmp_path: Path, given: dict[str, Any], code: str) -> None:
+    started: list[str] = []
+    with pytest.raises(ClusterError) as caught:
+        compile(
+            MODELS, CLUSTER, tmp_path / "out", settings=MODEL, options=CompileOptions(**given, on_start=started.append)
+        )
+    assert caught.value.code == code
+    assert "capture" not in started
+
+
+def test_a_partitioner_is_loaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[str] = []
+
+    def load(name: str) -> OwnPartitioner:
+        loaded.append(name)
+        return OwnPartitioner(name, lambda problem: [(problem.devices[0].id, range(len(problem.chain)))])
+
+    monkeypatch.setattr("hetpipe_compiler.planning_steps.load_partitioner", load)
+    options = CompileOptions(partitioner="all_on_one", nm=1, weights=False, explain_plan=True)
+    result = compile(MODELS, CLUSTER, tmp_path / "out", settings=MODEL, options=options)
+    assert loaded == ["all_on_one"]
+    assert result.plan.partitioner == "all_on_one"
+    assert result.explanation is not None
 
 
 def test_a_setting_that_raises(tmp_path: Path) -> None:
