@@ -27,7 +27,7 @@ from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.frontend.regions import contexts_of, uses_autocast
 from hetpipe_compiler.ir.captured import Captured
 from hetpipe_compiler.ir.opaque import OPAQUE
-from hetpipe_compiler.ir.source import source_place
+from hetpipe_compiler.ir.source import module_path, source_place
 from hetpipe_compiler.passes.base import Compilation, Pass
 
 #: Export's runtime checks: they return nothing and hold no meaning for training.
@@ -79,7 +79,7 @@ def normalize(captured: Captured) -> Captured:
     """Apply the rules to the graph in place; returns the capture with its mutated buffers marked.
 
     Raises:
-        WorkloadError: HP117, ``forward`` writes into a parameter.
+        WorkloadError: HP117, ``forward`` writes into a parameter; HP125, an embedding's gradient is sparse.
     """
     graph = captured.graph_module.graph
     _drop_assertions(graph)
@@ -89,6 +89,7 @@ def normalize(captured: Captured) -> Captured:
     storages = Storages(graph)
     _refuse_written_parameters(captured, storages)
     _refuse_other_writes(captured, storages)
+    _refuse_sparse_gradients(captured)
     _functionalize(graph, storages, frozenset(t.name for t in captured.parameters if t.trainable))
     _free_layouts(graph, storages)
     _drop_unread(graph)
@@ -111,6 +112,21 @@ def _refuse_written_parameters(captured: Captured, storages: Storages) -> None:
                     where=source_place(node, captured.root) or None,
                     hint="compute with a changed copy, or let the optimizer change it; or make it a buffer",
                 )
+
+
+def _refuse_sparse_gradients(captured: Captured) -> None:
+    """Gradients are summed and pushed to the servers as dense tensors."""
+    for node in captured.graph_module.graph.nodes:
+        if not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        names = (a.name for a in node.target._schema.arguments)
+        if (dict(zip(names, node.args, strict=False)) | node.kwargs).get("sparse") is True:
+            raise WorkloadError(
+                "HP125",
+                f"{module_path(node) or 'the model'} asks for a sparse gradient; stages and servers add up dense ones",
+                where=source_place(node, captured.root) or None,
+                hint="leave out sparse=True",
+            )
 
 
 def _refuse_other_writes(captured: Captured, storages: Storages) -> None:

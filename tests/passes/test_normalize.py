@@ -104,6 +104,15 @@ def test_writing_a_parameter_is_refused() -> None:
     assert "'fc2.weight'" in caught.value.message
 
 
+def test_a_sparse_gradient_is_refused() -> None:
+    def then(module: torch.nn.Module, h: Tensor) -> Tensor:
+        return h + F.embedding(h.detach().argmax(-1), module.fc2.weight, sparse=True)
+
+    with pytest.raises(WorkloadError, match="sparse gradient") as caught:
+        operators(then)
+    assert caught.value.code == "HP125"
+
+
 def test_what_nobody_reads_goes_but_random_numbers_stay() -> None:
     def then(_: object, h: Tensor) -> Tensor:
         h.exp()
