@@ -59,7 +59,7 @@ def shard_lengths(
                 countable = hasattr(batches, "__iter__")
                 each = counted_aloud(batches, call, on_note, "--steps needs no count") if countable else ()
                 lengths.append(sum(1 for _ in islice(each, at_most)) if countable else -1)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise RunError(
                 "HP517",
                 f"{call} raised {type(error).__name__}: {error}",

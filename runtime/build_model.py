@@ -22,7 +22,7 @@ def build_model(loaded: LoadedWorkload, seed: int) -> nn.Module:
     torch.manual_seed(seed)
     try:
         model = loaded.workload.model()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         where = user_line(error, loaded.path)
         raise RunError("HP555", f"building the model raised {type(error).__name__}: {error}", where=where) from error
     if any(t.is_meta for t in (*model.parameters(), *model.buffers())):

@@ -41,7 +41,7 @@ def evaluation_minibatches(
             count = 0
             for count, last in enumerate(counted_aloud(batches, CALL, on_note, "it must have an end"), 1):  # noqa: B007
                 pass
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if isinstance(error, RunError):
             raise
         raise RunError(

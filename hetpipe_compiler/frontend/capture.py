@@ -60,7 +60,7 @@ def build_on_meta(loaded: LoadedWorkload) -> torch.nn.Module | None:
     try:
         with torch.device("meta"):
             model = loaded.workload.model()
-    except Exception:
+    except (Exception, SystemExit):
         return None
     if not isinstance(model, torch.nn.Module):
         raise WorkloadError(
@@ -75,7 +75,7 @@ def build_real(loaded: LoadedWorkload, seed: int) -> torch.nn.Module:
     torch.manual_seed(seed)
     try:
         return loaded.workload.model().train()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise WorkloadError(
             "HP110",
             f"Workload.model() raised {type(error).__name__}: {error}",
@@ -87,7 +87,7 @@ def build_real(loaded: LoadedWorkload, seed: int) -> torch.nn.Module:
 def _example(loaded: LoadedWorkload, device: str) -> Any:
     try:
         batch = loaded.workload.example_batch()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise WorkloadError(
             "HP110", f"Workload.example raised {type(error).__name__}: {error}", where=user_line(error, loaded.path)
         ) from error

@@ -69,6 +69,9 @@ def user_line(error: BaseException, path: Path) -> str:
 def load_workload(path: Path, settings: dict[str, Any] | None = None) -> LoadedWorkload:
     """Run ``path`` and call its ``workload(**settings)``.
 
+    ``sys.exit`` in a user's code is an error like any other, here and wherever his functions are called: it would end
+    our command as if all were done.
+
     Raises:
         WorkloadError: HP101 no such file; HP103 the file raises; HP104 no ``workload`` function in it; HP102 a setting
             that it does not take; HP105 it returns no `Workload`.
@@ -99,7 +102,7 @@ def load_workload(path: Path, settings: dict[str, Any] | None = None) -> LoadedW
         ) from error
     except SyntaxError as error:
         raise WorkloadError("HP103", f"syntax error: {error.msg}", where=f"{error.filename}:{error.lineno}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise WorkloadError("HP103", f"{type(error).__name__}: {error}", where=user_line(error, path)) from error
     make = getattr(module, "workload", None)
     if not callable(make):
@@ -114,7 +117,7 @@ def load_workload(path: Path, settings: dict[str, Any] | None = None) -> LoadedW
         ) from None
     try:
         workload = make(**settings)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise WorkloadError(
             "HP103", f"workload() raised {type(error).__name__}: {error}", where=user_line(error, path)
         ) from error

@@ -93,6 +93,8 @@ def test_no_python(tmp_path: Path) -> None:
         ("import torch\nimport no_such_module\n", 2, "cannot import 'no_such_module'"),
         ("x = 1\ndef f(:\n", 2, "syntax error"),
         ("def workload():\n    x = {}\n    return x['a']\n", 3, "workload() raised KeyError"),
+        ("import sys\nsys.exit(0)\n", 2, "SystemExit: 0"),
+        ("def workload():\n    raise SystemExit(0)\n", 2, "workload() raised SystemExit: 0"),
     ],
 )
 def test_a_file_that_raises_is_told_with_its_line(tmp_path: Path, text: str, line: int, part: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,7 @@ def broken_stream() -> Any:
         (lambda *_: 1 // 0, "raised ZeroDivisionError"),
         (lambda *_: broken_stream(), "raised OSError: disk broke"),
         (lambda: [], "raised TypeError"),
+        (lambda *_: sys.exit(0), "raised SystemExit: 0"),
         (lambda *_: None, "returned NoneType, which yields no batches"),
         (lambda *_: 5, "returned int, which yields no batches"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -91,3 +92,9 @@ def test_long_counting_is_told(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> Non
     assert evaluation_minibatches(toy.plan, 0, workload, 0, notes.append) == 3
     assert len(notes) == 3
     assert notes[0].startswith("counting the batches of evaluation_data(), which has no len(): 1 so far")
+
+
+def test_an_exit_is_the_users_error_and_not_the_end(toy: Toy) -> None:
+    with pytest.raises(RunError, match="raised SystemExit: 0") as caught:
+        evaluation_minibatches(toy.plan, 0, load(lambda: sys.exit(0)), 3, lambda _: None)
+    assert caught.value.code == "HP517"
