@@ -188,4 +188,7 @@ def _same_constant(value: Any, other: Any) -> bool:
     tensors = [v for v in (value, other) if isinstance(v, torch.Tensor)]
     if len(tensors) < 2 or any(t.is_meta or isinstance(t, FakeTensor) for t in tensors):
         return True
-    return value.dtype == other.dtype and value.shape == other.shape and torch.equal(value, other)
+    if value.dtype != other.dtype or value.shape != other.shape:
+        return False
+    # By their bits: NaN is NaN.
+    return torch.equal(*(t.detach().resolve_conj().reshape(-1).view(torch.uint8) for t in tensors))

@@ -87,6 +87,7 @@ ONLY_READ = {
     "printed": "start = time.time(); h = h.relu(); text = f'{time.time() - start} s at {datetime.datetime.now()}'",
     "calendar of a known moment": "h = h * time.gmtime(86400 * 365).tm_year + len(time.strftime('%Y', time.gmtime(0)))",
     "date of its own": "day = datetime.datetime(2020, 1, 2)\n        h = h * day.day * isinstance(day, moment)",
+    "timed beside NaN": "start = time.time(); h = h + torch.tensor([1.0, float('nan')]).nan_to_num().sum()",
     "logging": "logging.getLogger('model').warning('a warning'); h = h.relu()",
     "seeded generators": "h = h * random.Random(3).random() * float(np.random.default_rng(3).random())",
 }
