@@ -200,9 +200,11 @@ def _matched(level: _Level, most_groups: int, most_bytes: int) -> Home:
             mate[group], mate[other] = other, group
             left -= 1
     home: Home = []
+    groups = 0
     for group in range(len(level)):
         first = min(group, mate.get(group, group))
-        home.append(home[first] if first < group else max(home, default=-1) + 1)
+        home.append(home[first] if first < group else groups)
+        groups += first == group
     return home
 
 
@@ -253,8 +255,11 @@ def _refined(home: Home, rounds: Sequence[Home], items: _Items, level: _Level, m
             source = home[nodes[0]]
             if of_group[source] == 1 or not fixed.isdisjoint(nodes):
                 continue
+            targets = _reachable(nodes, home, items)
+            if not targets:
+                continue
             mine_ms, mine_held = float(items.time_ms[nodes].sum()), sum(items.held[node] for node in nodes)
-            for target in _reachable(nodes, home, items):
+            for target in targets:
                 if held[target] + mine_held > most_bytes or time_ms[target] + mine_ms > max(slow_ms, time_ms[source]):
                     continue
                 before = items.crossing_bytes(nodes, home)
