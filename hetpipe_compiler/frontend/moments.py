@@ -9,6 +9,7 @@ Out of reach: a clock that is known only to a closure, or to an object that is n
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import random
 import sys
@@ -36,6 +37,8 @@ _STEP_NS = ((401 * 24 + 12) * 3600 + 61) * 10**9 + 1
 #: In seconds; each has a twin in whole nanoseconds.
 _CLOCKS = ("time", "perf_counter", "monotonic", "process_time", "thread_time", "clock_gettime")
 _LIBRARY, _INSTALLED = sysconfig.get_path("stdlib"), {"site-packages", "dist-packages"}
+#: The folder of Python's logging; a user's own folder may have that name too.
+_LOGGING = str(Path(logging.__file__).parent) + os.sep
 _HINT = "pass it in with the batch, as a tensor; or keep its module whole: --opaque MODULE"
 
 
@@ -164,7 +167,7 @@ def _reader(frame: FrameType | None) -> FrameType | None:
     """The model's code that reads, itself or through Python's own library; None where another reads for itself."""
     while frame is not None and (frame.f_code.co_filename == __file__ or _is_pythons_own(frame)):
         frame = frame.f_back
-    if frame is None or "logging" in Path(frame.f_code.co_filename).parts:
+    if frame is None or frame.f_code.co_filename.startswith(_LOGGING):
         return None
     return None if is_internal(frame.f_code.co_filename) else frame
 
@@ -172,7 +175,7 @@ def _reader(frame: FrameType | None) -> FrameType | None:
 def _is_pythons_own(frame: FrameType) -> bool:
     """Whether it is the standard library's, but for its logging."""
     name = frame.f_code.co_filename
-    return name.startswith(_LIBRARY) and _INSTALLED.union({"logging"}).isdisjoint(Path(name).parts)
+    return name.startswith(_LIBRARY) and not name.startswith(_LOGGING) and _INSTALLED.isdisjoint(Path(name).parts)
 
 
 def _same(program: ExportedProgram, again: ExportedProgram) -> bool:

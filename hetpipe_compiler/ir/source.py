@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from torch import fx
 
 _TORCH = str(Path(inspect.getfile(torch)).parent)
+_OURS = str(Path(__file__).parents[1]) + os.sep
 
 
 def module_path(node: fx.Node) -> str:
@@ -33,7 +35,7 @@ def source_place(node: fx.Node, root: Path) -> str:
 
 def is_internal(name: str) -> bool:
     """Whether a frame's file is torch's, ours, or none at all: not where the model is written."""
-    return name.startswith((_TORCH, "<")) or "hetpipe_compiler" in Path(name).parts or "fx/passes" in name
+    return name.startswith((_TORCH, _OURS, "<")) or "fx/passes" in name
 
 
 def short_path(path: Path, root: Path) -> str:

@@ -119,6 +119,13 @@ def test_reading_it_is_not(name: str, tmp_path: Path) -> None:
     _captured(tmp_path, ONLY_READ[name])
 
 
+@pytest.mark.parametrize("folder", ["logging", "hetpipe_compiler"])
+def test_the_name_of_the_models_folder_does_not_matter(folder: str, tmp_path: Path) -> None:
+    (tmp_path / folder).mkdir()
+    with pytest.raises(WorkloadError, match="one moment's value"):
+        _captured(tmp_path / folder, COMPUTED_WITH["time.time"])
+
+
 def test_a_helper_beside_the_model_is_named(tmp_path: Path) -> None:
     (tmp_path / "ticking_helper.py").write_text("from time import time\n\ndef ticked(h):\n    return h * time()\n")
     with pytest.raises(WorkloadError, match=r"time\.time\(\) \(at ticking_helper.py:4\)"):
