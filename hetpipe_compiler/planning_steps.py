@@ -46,7 +46,7 @@ class PlanningSteps:
     options: CompileOptions
 
     def __post_init__(self) -> None:
-        assert self._given is not None
+        _ = self._given  # loaded now, and kept
 
     @property
     def first(self) -> tuple[Pass, ...]:
