@@ -7,12 +7,17 @@ predecessors it contains) and told apart by a hash table; the order of discovery
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numba
 import numpy as np
 
+from hetpipe_compiler.ir.blocks import FloatArray
 from hetpipe_compiler.passes.block_graph import BlockGraph
 from hetpipe_compiler.passes.kernels.arrays import Int32Array, IntArray, WordArray
+
+#: Integers or floating point numbers.
+Numbers = TypeVar("Numbers", IntArray, FloatArray)
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,29 @@ class ClosedSets:
         bits = np.unpackbits(self.words[index].view(np.uint8), bitorder="little")
         return tuple(int(node) for node in np.flatnonzero(bits))
 
+    def sums(self, rows: Numbers) -> Numbers:
+        """``[row, set]``: the sum over the set's nodes of ``rows[row, node]``."""
+        sums: Numbers = _sums(self.parent, self.added, rows)
+        return sums
+
+    def reordered(self, order: IntArray) -> ClosedSets:
+        """The same sets, set ``order[i]`` now being set i."""
+        place = np.empty(len(order), dtype=np.int64)
+        place[order] = np.arange(len(order))
+        counts = np.diff(self.grow_starts)[order]
+        starts = np.zeros(len(order) + 1, dtype=np.int64)
+        np.cumsum(counts, out=starts[1:])
+        pick = np.repeat(self.grow_starts[:-1][order] - starts[:-1], counts) + np.arange(starts[-1])
+        parent = self.parent[order]
+        return ClosedSets(
+            words=np.ascontiguousarray(self.words[order]),
+            grow_starts=starts,
+            grow_nodes=self.grow_nodes[pick],
+            grow_sets=np.where(self.grow_sets[pick] >= 0, place[self.grow_sets[pick]], -1).astype(np.int32),
+            parent=np.where(parent >= 0, place[parent], -1).astype(np.int32),
+            added=self.added[order],
+        )
+
 
 def closed_sets(graph: BlockGraph, limit: int, band: int | None = None) -> ClosedSets | None:
     """The closed sets of ``graph``; None if there are more than ``limit``.
@@ -68,6 +96,16 @@ def widest_band(graph: BlockGraph, limit: int) -> ClosedSets:
             high = middle
     assert best is not None
     return best
+
+
+@numba.njit(cache=True)
+def _sums(parent: Int32Array, added: Int32Array, rows: Any) -> Any:
+    """Each set's parent comes before it. (mypy takes no type variable behind ``njit``.)"""
+    sums = np.zeros((rows.shape[0], parent.shape[0]), dtype=rows.dtype)
+    for index in range(1, parent.shape[0]):
+        for row in range(rows.shape[0]):
+            sums[row, index] = sums[row, parent[index]] + rows[row, added[index]]
+    return sums
 
 
 @numba.njit(cache=True)

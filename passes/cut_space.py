@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import numba
 import numpy as np
 
 from hetpipe_compiler.ir.blocks import BlockChain, FloatArray
@@ -23,7 +22,6 @@ from hetpipe_compiler.passes.kernels.arrays import (
     BoolArray,
     Choices,
     DeviceArrays,
-    Int32Array,
     IntArray,
     MemoryArrays,
     Reached,
@@ -307,14 +305,14 @@ def cut_space(
     unit = float(bound.worth.sum()) / _UNITS
     units = np.floor(bound.worth / unit).astype(np.int64) if unit > 0 else np.zeros(len(graph), dtype=np.int64)
     rows = np.vstack([units, np.ones(len(graph), dtype=np.int64), graph.replay, graph.held])
-    sums = _integer_sums(sets.parent, sets.added, rows)
+    sums = sets.sums(rows)
     order = np.lexsort((np.arange(len(sets)), sums[1], sums[0]))
     per_class = np.stack([node_ms[k.name] for k in classes.kinds])
-    compute_ms = np.ascontiguousarray(_float_sums(sets.parent, sets.added, per_class)[:, order])
+    compute_ms = np.ascontiguousarray(sets.sums(per_class)[:, order])
     forward = np.stack([graph.node_ms(chain.forward_ms[k.name]) for k in classes.kinds])
-    forward_ms = np.ascontiguousarray(_float_sums(sets.parent, sets.added, forward)[:, order])
+    forward_ms = np.ascontiguousarray(sets.sums(forward)[:, order])
     sums = np.ascontiguousarray(sums[:, order])
-    sets = _reordered(sets, order)
+    sets = sets.reordered(order)
     nodes = graph.arrays
     arrays = SetArrays(
         sets.words,
@@ -383,41 +381,3 @@ def _follow(root: int, end: int, out: int, tails: TailArrays, rest: Choices) -> 
         order.append(tail)
         ends.append(int(rest.end[at]))
         out = int(rest.out[at])
-
-
-def _reordered(sets: ClosedSets, order: IntArray) -> ClosedSets:
-    """The same sets, set ``order[i]`` now being set i."""
-    place = np.empty(len(order), dtype=np.int64)
-    place[order] = np.arange(len(order))
-    counts = np.diff(sets.grow_starts)[order]
-    starts = np.zeros(len(order) + 1, dtype=np.int64)
-    np.cumsum(counts, out=starts[1:])
-    pick = np.repeat(sets.grow_starts[:-1][order] - starts[:-1], counts) + np.arange(starts[-1])
-    parent = sets.parent[order]
-    return ClosedSets(
-        words=np.ascontiguousarray(sets.words[order]),
-        grow_starts=starts,
-        grow_nodes=sets.grow_nodes[pick],
-        grow_sets=np.where(sets.grow_sets[pick] >= 0, place[sets.grow_sets[pick]], -1).astype(np.int32),
-        parent=np.where(parent >= 0, place[parent], -1).astype(np.int32),
-        added=sets.added[order],
-    )
-
-
-@numba.njit(cache=True)
-def _integer_sums(parent: Int32Array, added: Int32Array, rows: IntArray) -> IntArray:
-    """Per row and set, the sum over the set's nodes. A set's parent comes before it."""
-    sums = np.zeros((rows.shape[0], parent.shape[0]), dtype=np.int64)
-    for index in range(1, parent.shape[0]):
-        for row in range(rows.shape[0]):
-            sums[row, index] = sums[row, parent[index]] + rows[row, added[index]]
-    return sums
-
-
-@numba.njit(cache=True)
-def _float_sums(parent: Int32Array, added: Int32Array, rows: FloatArray) -> FloatArray:
-    sums = np.zeros((rows.shape[0], parent.shape[0]))
-    for index in range(1, parent.shape[0]):
-        for row in range(rows.shape[0]):
-            sums[row, index] = sums[row, parent[index]] + rows[row, added[index]]
-    return sums
