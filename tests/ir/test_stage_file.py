@@ -1,3 +1,5 @@
+"""Stage modules that cannot be imported."""
+
 from __future__ import annotations
 
 from pathlib import Path

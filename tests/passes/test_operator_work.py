@@ -1,3 +1,5 @@
+"""The class of an operator, and the work that is counted for it."""
+
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
