@@ -53,12 +53,10 @@ def shard_lengths(
         call = f"data(shard={shard}, num_shards={num_shards}, ...)"
         try:
             batches: Any = data(shard, num_shards, epoch_seed(seed, 0))
-            try:
-                lengths.append(len(batches))
-            except TypeError:  # also of a DataLoader over an IterableDataset, which has a __len__
-                countable = hasattr(batches, "__iter__")
-                each = counted_aloud(batches, call, on_note, "--steps needs no count") if countable else ()
-                lengths.append(sum(1 for _ in islice(each, at_most)) if countable else -1)
+            length = length_of(batches)
+            if length is None and hasattr(batches, "__iter__"):
+                each = counted_aloud(batches, call, on_note, "--steps needs no count")
+                length = sum(1 for _ in islice(each, at_most))
         except (Exception, SystemExit) as error:
             raise RunError(
                 "HP517",
@@ -66,16 +64,30 @@ def shard_lengths(
                 where=user_line(error, workload.path),
                 hint="call it once in plain Python: for batch in data(0, 1, seed=0)",
             ) from error
-        if lengths[-1] < 0:
-            raise RunError(
-                "HP517",
-                f"{call} returned {type(batches).__name__}, which yields no batches",
-                where=str(workload.path),
-                hint="return a list of batches, a DataLoader, or make it a generator",
-            )
-        if not lengths[-1]:
+        if length is None:
+            raise yields_nothing(call, batches, workload)
+        if not length:
             raise _no_batches(workload, shard, num_shards)
+        lengths.append(length)
     return tuple(lengths)
+
+
+def length_of(batches: Any) -> int | None:
+    """``len()``; None where it has none, as a DataLoader over an IterableDataset, for all its ``__len__``."""
+    try:
+        return len(batches)
+    except TypeError:
+        return None
+
+
+def yields_nothing(call: str, returned: Any, workload: LoadedWorkload) -> RunError:
+    """HP517 for a function of the workload that returned what cannot be gone through."""
+    return RunError(
+        "HP517",
+        f"{call} returned {type(returned).__name__}, which yields no batches",
+        where=str(workload.path),
+        hint="return a list of batches, a DataLoader, or make it a generator",
+    )
 
 
 def counted_aloud(

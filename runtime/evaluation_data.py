@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hetpipe_compiler.errors import RunError
 from hetpipe_compiler.frontend.load import user_line
 from hetpipe_compiler.runtime.batch_form import BatchForm
-from hetpipe_compiler.runtime.batches import counted_aloud
+from hetpipe_compiler.runtime.batches import counted_aloud, length_of, yields_nothing
 from hetpipe_compiler.runtime.randomness import data_seed, epoch_seed, seed_everything
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def evaluation_minibatches(
     last: Any = None
     try:
         batches = _open(workload, seed)
-        count = _length(batches) if plan.dynamic_batch else None
+        count = length_of(batches) if plan.dynamic_batch else None
         if count is None:
             count = 0
             for count, last in enumerate(counted_aloud(batches, CALL, on_note, "it must have an end"), 1):  # noqa: B007
@@ -130,17 +130,5 @@ def _open(workload: LoadedWorkload, seed: int) -> Any:
     seed_everything(epoch_seed(seed, 0))
     batches = make()
     if not hasattr(batches, "__iter__"):
-        raise RunError(
-            "HP517",
-            f"{CALL} returned {type(batches).__name__}, which yields no batches",
-            where=str(workload.path),
-            hint="return a list of batches, a DataLoader, or make it a generator",
-        )
+        raise yields_nothing(CALL, batches, workload)
     return batches
-
-
-def _length(batches: Any) -> int | None:
-    try:
-        return len(batches)
-    except TypeError:  # also of a DataLoader over an IterableDataset, which has a __len__
-        return None
