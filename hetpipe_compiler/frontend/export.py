@@ -46,8 +46,9 @@ def export_step(
     with gradients.watched(), watched_calls(path):
         with moments.watched(step):
             program, note = _export(ObservedStep(step, observed, path), tensors)
+        with moments.returning(step):
+            refuse_state(step, tensors, program, observed, _export, path)
         moments.refuse(step, program, lambda: _export(ObservedStep(step, Observed(), path), tensors)[0])
-        refuse_state(step, tensors, program, observed, _export, path)
     gradients.check()
     return program, note
 

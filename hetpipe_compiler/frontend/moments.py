@@ -2,25 +2,28 @@
 
 Export would compute with one moment's for ever. Where they only time or log that is harmless, so a call in which the
 model's code took some is made again, each reading of a clock later by a large odd amount; if that computes something
-else, the model is refused: HP112. Readings of torch's, Python's own library's or logging's own accord do not count.
+else, the model is refused: HP112. Readings of torch's, Python's own library's, logging's or the garbage collector's
+own accord do not count.
 Out of reach: a clock that is known only to a closure, or to an object that is no module.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import random
 import sys
 import sysconfig
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import date, datetime, timezone
 from pathlib import Path
 from types import FrameType, ModuleType
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 import torch
@@ -34,6 +37,8 @@ from hetpipe_compiler.ir.source import is_internal, short_path
 
 #: 401 days, 12 hours, a minute, a second and a nanosecond: moves every digit, and what is odd or even.
 _STEP_NS = ((401 * 24 + 12) * 3600 + 61) * 10**9 + 1
+#: So many readings move by steps, 2,200 years in all: a calendar ends at the year 9999.
+_MOST_STEPS = 1000
 #: In seconds; each has a twin in whole nanoseconds.
 _CLOCKS = ("time", "perf_counter", "monotonic", "process_time", "thread_time", "clock_gettime")
 _LIBRARY, _INSTALLED = sysconfig.get_path("stdlib"), {"site-packages", "dist-packages"}
@@ -48,9 +53,9 @@ class Moments:
 
     path: Path
     _taken: list[tuple[str, str]] = field(default_factory=list)
-    _first: dict[str, Any] = field(default_factory=dict)
-    _moving: bool = False
-    _moved: int = 0
+    _readings: defaultdict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
+    _time: Literal["passes", "moves", "returns"] = "passes"
+    _read_again: Counter[str] = field(default_factory=Counter)
 
     @contextlib.contextmanager
     def watched(self, step: torch.nn.Module) -> Iterator[None]:
@@ -63,7 +68,7 @@ class Moments:
 
         def seeded(generator: random.Random, value: Any = None, *version: Any, **more: Any) -> None:
             if value is None:
-                self._read("random.Random()", 0)
+                self._read("random.Random()", None)
             seed(generator, value, *version, **more)
 
         with mock.patch.object(random.Random, "seed", seeded):
@@ -74,6 +79,12 @@ class Moments:
             finally:
                 for holder, name, value in held:
                     holder[name] = value
+
+    @contextlib.contextmanager
+    def returning(self, step: torch.nn.Module) -> Iterator[None]:
+        """The next call is made at the moment of the first again: what it does otherwise is not the moment's doing."""
+        with self._at("returns"), self.watched(step):
+            yield
 
     def refuse(
         self, step: torch.nn.Module, program: ExportedProgram, export_again: Callable[[], ExportedProgram]
@@ -87,18 +98,23 @@ class Moments:
         """
         if not self._taken:
             return
-        self._moving = True
         try:
-            with self.watched(step):
+            with self._at("moves"), self.watched(step):
                 again = export_again()
         except Exception:
             return  # out of time, it says: nothing else is computed
-        finally:
-            self._moving = False
         if not _same(program, again):
             what, where = self._taken[0]
             problem = f"forward computes with {what}, of which a stage module would keep one moment's value for ever"
             raise WorkloadError("HP112", problem, where=where, hint=_HINT)
+
+    @contextlib.contextmanager
+    def _at(self, time: Literal["moves", "returns"]) -> Iterator[None]:
+        self._time, self._read_again = time, Counter()
+        try:
+            yield
+        finally:
+            self._time = "passes"
 
     def _clocks(self) -> Iterator[tuple[Any, Any]]:
         """Clocks that count, and what stands for each."""
@@ -136,25 +152,37 @@ class Moments:
         urandom = os.urandom
 
         def drawn(size: int) -> bytes:
-            self._read("random numbers of the operating system", 0)
-            return urandom(size)
+            return bytes(self._read("random numbers of the operating system", urandom(size)))
 
         return urandom, drawn
 
-    def _read(self, what: str, value: Any, tick: Any = 0) -> Any:
-        """The value, which is noted; where time moves, a later one. ``tick``: a nanosecond in its unit."""
+    def _read(self, what: str, value: Any, tick: Any = None) -> Any:
+        """The value, which is noted; another where time is another one. ``tick``: a nanosecond in a clock's unit."""
         reader = _reader(sys._getframe())
         if reader is None:
             return value
-        if self._moving:
-            self._moved += 1
-            return self._first.get(what, value) + (2 * (self._moved % 100) - 1) * _STEP_NS * tick
-        self._first.setdefault(what, value)
+        readings, read = self._readings[what], self._read_again[what]
+        if self._time != "passes":
+            self._read_again[what] += 1
+        if self._time == "returns":
+            return readings[read] if read < len(readings) else value
+        if self._time == "moves":
+            return _later(value, readings[0] if readings else value, sum(self._read_again.values()), tick)
+        readings.append(value)
         file, own = Path(reader.f_code.co_filename).resolve(), self.path.resolve()
         if file != own:
             what += f" (at {short_path(file, own.parent)}:{reader.f_lineno})"
         self._taken.append((what, line_of(self.path)))
         return value
+
+
+def _later(value: Any, first: Any, count: int, tick: Any) -> Any:
+    """What a clock that told ``first`` at its first reading, and tells ``value`` now, tells a good while later at the
+    ``count``th reading; random numbers come as they do."""
+    if tick is None:
+        return value
+    passed = value - first if count > _MOST_STEPS else 0
+    return first + (2 * min(count, _MOST_STEPS) - 1) * _STEP_NS * tick + passed
 
 
 def _with_methods(kind: Any, **methods: Any) -> tuple[Any, Any]:
@@ -167,9 +195,17 @@ def _reader(frame: FrameType | None) -> FrameType | None:
     """The model's code that reads, itself or through Python's own library; None where another reads for itself."""
     while frame is not None and (frame.f_code.co_filename == __file__ or _is_pythons_own(frame)):
         frame = frame.f_back
-    if frame is None or frame.f_code.co_filename.startswith(_LOGGING):
+    if frame is None or frame.f_code.co_filename.startswith(_LOGGING) or _is_collecting(frame):
         return None
     return None if is_internal(frame.f_code.co_filename) else frame
+
+
+def _is_collecting(frame: FrameType | None) -> bool:
+    """Whether a callback of the garbage collector runs, which may come upon any line."""
+    callbacks = {getattr(callback, "__code__", None) for callback in gc.callbacks}
+    while frame is not None and frame.f_code not in callbacks:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _is_pythons_own(frame: FrameType) -> bool:

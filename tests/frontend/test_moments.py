@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.frontend.capture import capture
 from hetpipe_compiler.frontend.load import load_workload
+from hetpipe_compiler.frontend.moments import Moments
 
 _MODEL = """
 import contextlib
@@ -130,6 +133,47 @@ def test_a_helper_beside_the_model_is_named(tmp_path: Path) -> None:
     (tmp_path / "ticking_helper.py").write_text("from time import time\n\ndef ticked(h):\n    return h * time()\n")
     with pytest.raises(WorkloadError, match=r"time\.time\(\) \(at ticking_helper.py:4\)"):
         _captured(tmp_path, "from ticking_helper import ticked; h = ticked(h)")
+
+
+STATE_BESIDE_A_CLOCK = {
+    "counter": "start = time.time(); self.count = getattr(self, 'count', 0) + 1; h = h * self.count",
+    "timed by what is kept": "self.at = time.time(); self.count = getattr(self, 'count', 0) + 1; h = h * self.count",
+}
+
+
+@pytest.mark.parametrize("name", STATE_BESIDE_A_CLOCK)
+def test_state_beside_a_clock_is_told_as_state(name: str, tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match="count") as caught:
+        _captured(tmp_path, STATE_BESIDE_A_CLOCK[name])
+    assert caught.value.code == "HP113"
+
+
+def test_the_moment_is_told_beside_a_cache(tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match="one moment's value"):
+        _captured(tmp_path, "self.seen = 1; start = perf_counter(); h = h.relu(); h = h * (perf_counter() - start)")
+
+
+def test_a_clock_that_the_garbage_collector_reads_is_no_reading(tmp_path: Path) -> None:
+    moments, seen = Moments(tmp_path / "model.py"), []
+
+    def collecting(*_: object) -> None:
+        seen.append(time.perf_counter())
+
+    gc.callbacks.append(collecting)
+    try:
+        with moments.watched(torch.nn.Linear(2, 2)):
+            gc.collect()
+    finally:
+        gc.callbacks.remove(collecting)
+    assert seen
+    assert not moments._taken
+
+
+def test_many_readings_move_on(tmp_path: Path) -> None:
+    body = "start = time.time()\n        for _ in range(3000): last = time.time()\n        assert last >= start"
+    _captured(tmp_path, body)
+    with pytest.raises(WorkloadError, match="one moment's value"):
+        _captured(tmp_path, body + "\n        h = h * last")
 
 
 def test_clocks_are_put_back(tmp_path: Path) -> None:
