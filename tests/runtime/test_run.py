@@ -199,8 +199,13 @@ def test_a_free_running_run_without_saved_weights_trains_too(tmp_path: Path) -> 
 
 
 def failed_run(folder: Path, trouble: str, *options: str) -> tuple[subprocess.CompletedProcess[str], float]:
-    """A run in which stage 0 is in trouble before batch 4; with the seconds it took to end after that."""
-    write_runnable(folder / "plan", **SMALL, trouble=f"if i == 3: open({str(folder / 'at')!r}, 'w').close(); {trouble}")
+    """A run in which stage 0 is in trouble before batch 4, once its first wave has arrived; with the seconds it took to
+    end after that."""
+    log, at = (str(folder / name) for name in ("run/events.jsonl", "at"))
+    arrived = f"any('\"push\"' in e and '\"stage\": 0' in e for e in open({log!r}))"
+    wait = f"while i == 3 and not {arrived}: time.sleep(0.05)"
+    trouble = f"if i == 3: open({at!r}, 'w').close(); {trouble}"
+    write_runnable(folder / "plan", **SMALL, trouble=f"{wait}\n            {trouble}")
     result = hetpipe_run(folder / "plan", folder / "run", "--steps", "50", *options)
     seconds = time.time() - (folder / "at").stat().st_mtime
     assert result.returncode == 2, result.stderr
