@@ -4,8 +4,10 @@ Export follows one call. What the call leaves behind outside of buffers, for the
 where a call has changed something there, the next one is made as well:
 
 1. If that changes the same things again, they are state (a counter, a list that grows).
-2. If it reads a tensor that the first call has kept, and that follows the batch, that tensor is state (a memory).
+2. If it reads a tensor that the first call has kept, and that follows the batch or was drawn, that tensor is state (a
+   memory).
 3. If it computes something else, but for reading tensors instead of making them, the first call was a special one.
+   A file that the first call has written is such a change too.
 4. Else what was kept is a cache, and harmless.
 """
 
@@ -31,8 +33,11 @@ from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.frontend.frozen_calls import refusing_other_random_numbers
 from hetpipe_compiler.frontend.python_state import Place, PythonState, Unsaid
 from hetpipe_compiler.frontend.regions import text_with_regions
+from hetpipe_compiler.frontend.remembered_numbers import draws, refusing_remembered_numbers
+from hetpipe_compiler.frontend.swallowed_errors import refusing_swallowed_errors
 from hetpipe_compiler.frontend.training_step import TrainingStep
-from hetpipe_compiler.ir.source import told_place
+from hetpipe_compiler.frontend.written_files import noting_written_files
+from hetpipe_compiler.ir.source import is_internal, told_place
 
 _Export: TypeAlias = Callable[[TrainingStep, tuple[torch.Tensor, ...]], tuple[ExportedProgram, str | None]]
 _HINT = (
@@ -44,10 +49,12 @@ _DRAWS = "draw with torch: torch.rand, torch.bernoulli, F.dropout; or keep its m
 
 @dataclass(eq=False)
 class Observed:
-    """What modules hold in Python before and after ``forward``; export puts it back, so it is looked at inside."""
+    """What there is in Python before and after ``forward``; export puts it back, so it is looked at inside."""
 
     before: PythonState = field(default_factory=PythonState)
     after: PythonState = field(default_factory=PythonState)
+    #: Files that were written in between, and by which lines.
+    files: list[tuple[str, str]] = field(default_factory=list)
 
     @cached_property
     def changed(self) -> dict[Place, tuple[Any, Any]]:
@@ -75,7 +82,13 @@ class ObservedStep(TrainingStep):
         self._observed.before = PythonState.of(self)
         buffers = [(module, dict(module._buffers)) for module in self.modules()]
         parts = _parts(self)
-        with refusing_other_random_numbers(self._path):
+        self._observed.files.clear()
+        with (
+            refusing_other_random_numbers(self._path),
+            refusing_swallowed_errors(self._path),
+            refusing_remembered_numbers(self._observed.before.caches, self._path),
+            noting_written_files(self._path, self._observed.files),
+        ):
             loss = super().forward(*tensors)
         _refuse_other_parts(parts, _parts(self), self._path)
         for module, before in buffers:
@@ -86,12 +99,12 @@ class ObservedStep(TrainingStep):
 
 def _parts(step: TrainingStep) -> dict[str, tuple[torch.nn.Module, Any]]:
     """What stands under each name of a submodule or a parameter: its owner, and what tells it from others: a module's
-    own dictionary (export hands out a new stand-in for a module at each look, around that), whether a parameter is
-    trained."""
+    own dictionary (export hands out a new stand-in for a module at each look, around that), whether there is a
+    parameter."""
     return {
         f"{path}.{name}".partition(".")[2]: (
             module,
-            None if part is None else vars(part) if name in module._modules else part.requires_grad,
+            None if part is None else vars(part) if name in module._modules else True,
         )
         for path, module in step.named_modules(remove_duplicate=False)
         if path.partition(".")[0] == "model"
@@ -102,17 +115,17 @@ def _parts(step: TrainingStep) -> dict[str, tuple[torch.nn.Module, Any]]:
 def _refuse_other_parts(
     before: dict[str, tuple[torch.nn.Module, Any]], after: dict[str, tuple[torch.nn.Module, Any]], path: Path
 ) -> None:
-    """HP113 where forward exchanges, adds or removes a submodule or parameter, or switches a parameter's training."""
+    """HP113 where forward exchanges, adds or removes a submodule or parameter."""
     for name in (*before, *after):
         old, new = before.get(name), after.get(name)
         if old is not None and new is not None and old[1] is new[1]:
             continue
-        switched = old is not None and new is not None and isinstance(old[1], bool) and isinstance(new[1], bool)
-        does = "switches the training of parameter" if switched else "exchanges, adds or removes"
         owner = (old or new or (None,))[0]
-        where = str(path) if switched else _changing_line(owner, name.rpartition(".")[2], path)
         raise WorkloadError(
-            "HP113", f"forward {does} '{name}'", where=where, hint="do it where the model is built, in __init__"
+            "HP113",
+            f"forward exchanges, adds or removes '{name}'",
+            where=_changing_line(owner, name.rpartition(".")[2], path),
+            hint="do it where the model is built, in __init__",
         )
 
 
@@ -157,7 +170,7 @@ def refuse_state(
         if ".".join(place).lstrip(".") in program.constants or _memory(tensor) in read:
             raise _keeps_state(step, place, None, path)
     left = [v for _, v in observed.changed.values() if isinstance(v, torch.Tensor)]
-    if len(left) < len(observed.changed) or any(_ages(step, program, tensor) for tensor in left):
+    if observed.files or len(left) < len(observed.changed) or any(_ages(step, program, tensor) for tensor in left):
         _compare_next_call(step, tensors, program, observed, export, path)
 
 
@@ -186,6 +199,8 @@ def _compare_next_call(
             raise _keeps_state(step, place, None, path)
     texts = [text_with_regions(found.graph_module) for found in (program, again)]
     if texts[0] != texts[1] and not (read and _same_but_kept(program, again, kept)):
+        if observed.files:
+            raise _depends_on_file(*observed.files[0])
         place = next((at for at, (_, new) in changed.items() if not isinstance(new, torch.Tensor)), next(iter(changed)))
         raise _keeps_state(step, place, changed[place], path)
 
@@ -250,8 +265,8 @@ def _writes(node: fx.Node) -> bool:
 
 
 def _ages(step: TrainingStep, program: ExportedProgram, value: torch.Tensor) -> bool:
-    """Whether a tensor made in forward is another in the next one: it depends on more of the batch than its sizes, or
-    on what training changes."""
+    """Whether a tensor made in forward is another in the next one: it depends on more of the batch than its sizes, on
+    what training changes, or on random numbers."""
     trained = {name for name, p in step.named_parameters(remove_duplicate=False) if p.requires_grad and step.training}
     signature = program.graph_signature
     moving = {*signature.user_inputs, *(n for n, name in signature.inputs_to_parameters.items() if name in trained)}
@@ -261,7 +276,7 @@ def _ages(step: TrainingStep, program: ExportedProgram, value: torch.Tensor) -> 
     seen = set(stack)
     while stack:
         node = stack.pop()
-        if node.name in moving:
+        if node.name in moving or draws(node.target):
             return True
         if isinstance(vals[node], torch.Tensor):
             new = [n for n in node.all_input_nodes if n not in seen]
@@ -272,6 +287,15 @@ def _ages(step: TrainingStep, program: ExportedProgram, value: torch.Tensor) -> 
 
 def _memory(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
+
+
+def _depends_on_file(name: str, where: str) -> WorkloadError:
+    return WorkloadError(
+        "HP113",
+        f"forward changes '{name}' on the disk, and then computes something else; the captured model would not",
+        where=where,
+        hint=_HINT,
+    )
 
 
 def _told(values: tuple[Any, Any]) -> str:
@@ -298,21 +322,28 @@ def _keeps_state(step: TrainingStep, place: Place, values: tuple[Any, Any] | Non
 
 
 def _changing_line(owner: Any, name: str, path: Path) -> str:
-    """The line of the owner's class that assigns the attribute outside ``__init__``, or else calls a method of it; the
-    user's file if there is none."""
+    """The line of the owner's class, or else of the user's file, that assigns the attribute outside ``__init__``, or
+    else calls a method of it; the user's file if there is none."""
+    attribute = re.split(r"\W", name, maxsplit=1)[0]
     try:
         lines, first = inspect.getsourcelines(type(owner))
         file = Path(inspect.getsourcefile(type(owner)) or path)
-        tree = ast.parse(textwrap.dedent("".join(lines)))
+        line = _line_about(attribute, "".join(lines))
+        if line is None or is_internal(str(file)):
+            file, first, line = path, 1, _line_about(attribute, path.read_text())
     except (OSError, TypeError, SyntaxError):
         return str(path)
-    attribute = re.split(r"\W", name, maxsplit=1)[0]
+    return str(path) if line is None else told_place(file, first + line - 1, path)
+
+
+def _line_about(attribute: str, text: str) -> int | None:
+    """Of the functions of a text, but for ``__init__``: the line that assigns the attribute, or else calls a method."""
+    tree = ast.parse(textwrap.dedent(text))
     functions = [f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) and f.name != "__init__"]
     nodes = [node for f in functions for node in ast.walk(f)]
     assigned = [n for n in nodes if _about(_targets(n), attribute)]
     called = [n for n in nodes if isinstance(n, ast.Call) and _about([n.func], attribute)]
-    line = next((n.lineno for n in (*assigned, *called) if isinstance(n, (ast.stmt, ast.expr))), None)
-    return str(path) if line is None else told_place(file, first + line - 1, path)
+    return next((n.lineno for n in (*assigned, *called) if isinstance(n, (ast.stmt, ast.expr))), None)
 
 
 def _targets(node: ast.AST) -> Iterable[ast.expr]:

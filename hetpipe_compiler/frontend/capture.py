@@ -7,11 +7,13 @@ operators, dropout and batch-norm updates are all still there.
 
 from __future__ import annotations
 
+import inspect
 import keyword
 import re
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,15 +22,15 @@ from torch.utils import _pytree as pytree
 
 from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.frontend.export import cannot_export, export_step, first_line
+from hetpipe_compiler.frontend.gradient_hooks import refuse_hooks
 from hetpipe_compiler.frontend.load import LoadedWorkload, user_line
 from hetpipe_compiler.frontend.names import Names, attribute
 from hetpipe_compiler.frontend.opaque import Kept
-from hetpipe_compiler.frontend.own_gradients import refuse_hooks
 from hetpipe_compiler.frontend.regions import inline_regions, uses_autocast
 from hetpipe_compiler.frontend.training_step import TrainingStep, loss_for, refuse_hidden_values
 from hetpipe_compiler.ir.captured import Captured
 from hetpipe_compiler.ir.opaque import set_opaque_calls
-from hetpipe_compiler.ir.source import source_place
+from hetpipe_compiler.ir.source import source_place, told_place
 
 
 def capture(loaded: LoadedWorkload, *, evaluation: bool = False, opaque: Sequence[str] = ()) -> Captured:
@@ -107,6 +109,7 @@ def _capture_on(
     step.loss = loss_for(loaded.workload, tensors[0].device.type)
     _check_trainable(loaded, step)
     _check_names(loaded, step.model)
+    _refuse_extra_state(loaded, step.model)
     refuse_hooks(step.model, str(loaded.path), kept.paths if kept is not None else ())
     try:
         graph_module, note = _export(loaded, step, tensors, kept)
@@ -211,6 +214,23 @@ def _check_names(loaded: LoadedWorkload, model: torch.nn.Module) -> None:
                 where=str(loaded.path),
                 hint="give the parameter, buffer or module another name",
             )
+
+
+def _refuse_extra_state(loaded: LoadedWorkload, model: torch.nn.Module) -> None:
+    """A run's weights are tensors, so a strict ``load_state_dict`` of them would miss it: HP126."""
+    for name, module in model.named_modules():
+        if type(module).get_extra_state is not torch.nn.Module.get_extra_state:
+            raise WorkloadError(
+                "HP126",
+                f"module '{name or '(model)'}' ({type(module).__name__}) has an extra state, which no run would save",
+                where=_defined_at(type(module).get_extra_state, loaded.path),
+                hint="hold it in a buffer (register_buffer), or delete get_extra_state if it never changes",
+            )
+
+
+def _defined_at(function: Any, path: Path) -> str:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return told_place(Path(code.co_filename), code.co_firstlineno, path) if code is not None else str(path)
 
 
 def _check_loss(loaded: LoadedWorkload, captured: Captured) -> None:

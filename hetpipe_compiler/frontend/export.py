@@ -20,7 +20,9 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.frontend.call_to_call import Observed, ObservedStep, refuse_state
+from hetpipe_compiler.frontend.eager_answers import EagerAnswers
 from hetpipe_compiler.frontend.frozen_calls import watched_calls
+from hetpipe_compiler.frontend.gradient_hooks import refusing_hooks
 from hetpipe_compiler.frontend.idle_python import idle_python
 from hetpipe_compiler.frontend.load import user_line
 from hetpipe_compiler.frontend.moments import Moments
@@ -42,8 +44,24 @@ def export_step(
             attribute that it changed in the call before; HP119 if it makes gradients of its own.
         Exception: Whatever export raises.
     """
+    answers = EagerAnswers(path)
+    with answers.given(step):
+        try:
+            return _export_step(step, tensors, path)
+        except WorkloadError:
+            raise
+        except Exception:
+            if not answers.asked_by_library:
+                raise
+            answers.truth_for_libraries = True
+            return _export_step(step, tensors, path)
+
+
+def _export_step(
+    step: TrainingStep, tensors: tuple[torch.Tensor, ...], path: Path
+) -> tuple[ExportedProgram, str | None]:
     observed, gradients, moments = Observed(), OwnGradients(path), Moments(path)
-    with gradients.watched(), watched_calls(path):
+    with gradients.watched(), refusing_hooks(path), watched_calls(path):
         with moments.watched(step):
             program, note = _export(ObservedStep(step, observed, path), tensors)
         with moments.returning(step):

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -67,11 +67,48 @@ def watched_calls(path: Path) -> Iterator[None]:
             raise _refusal("assigns to the data of a tensor", line_of(path), "write into it: x.detach().copy_(value)")
         data.__set__(self, value)
 
+    grad, trained = vars(torch._C.TensorBase)["grad"], vars(torch._C.TensorBase)["requires_grad"]
+    switch, switch_all = torch.Tensor.requires_grad_, torch.nn.Module.requires_grad_
+
+    def read_grad(self: torch.Tensor) -> Any:
+        if isinstance(self, torch.nn.Parameter) and not _inside_torch():
+            raise _refusal(
+                "reads the gradient of a parameter", line_of(path), "do it outside of the model, after the backward"
+            )
+        return grad.__get__(self)
+
+    def refuse_switched(tensors: Iterable[torch.Tensor], wanted: bool) -> None:
+        if any(isinstance(t, torch.nn.Parameter) and t.requires_grad != wanted for t in tensors):
+            raise WorkloadError(
+                "HP113",
+                "forward switches the training of a parameter",
+                where=line_of(path),
+                hint="do it where the model is built; to stop a gradient here, use detach() or torch.no_grad()",
+            )
+
+    def set_trained(self: torch.Tensor, wanted: bool) -> None:
+        if not _inside_torch():
+            refuse_switched((self,), wanted)
+        trained.__set__(self, wanted)
+
+    def switched(self: torch.Tensor, wanted: bool = True) -> torch.Tensor:
+        if not _inside_torch():
+            refuse_switched((self,), wanted)
+        return switch(self, wanted)
+
+    def all_switched(self: torch.nn.Module, wanted: bool = True) -> torch.nn.Module:
+        refuse_switched(self.parameters(), wanted)
+        return switch_all(self, wanted)
+
     with contextlib.ExitStack() as stack:
         for owner, name, told in refused:
             stack.enter_context(mock.patch.object(owner, name, refusing(getattr(owner, name), *told)))
-        stack.enter_context(mock.patch.object(torch.Tensor, "data", property(read_data, set_data)))
         for owner, name, stand_in in (
+            (torch.Tensor, "data", property(read_data, set_data)),
+            (torch.Tensor, "grad", property(read_grad, grad.__set__, grad.__delete__)),
+            (torch.Tensor, "requires_grad", property(trained.__get__, set_trained)),
+            (torch.Tensor, "requires_grad_", switched),
+            (torch.nn.Module, "requires_grad_", all_switched),
             (mode, "__enter__", enter),
             (mode, "__exit__", leave),
             (torch, "manual_seed", seed),

@@ -15,7 +15,6 @@ import logging
 import os
 import random
 import sys
-import sysconfig
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -33,7 +32,7 @@ from torch.export import ExportedProgram
 from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.frontend.own_gradients import line_of
 from hetpipe_compiler.frontend.regions import text_with_regions
-from hetpipe_compiler.ir.source import is_internal, short_path
+from hetpipe_compiler.ir.source import is_internal, is_pythons_own, short_path
 
 #: 401 days, 12 hours, a minute, a second and a nanosecond: moves every digit, and what is odd or even.
 _STEP_NS = ((401 * 24 + 12) * 3600 + 61) * 10**9 + 1
@@ -41,7 +40,6 @@ _STEP_NS = ((401 * 24 + 12) * 3600 + 61) * 10**9 + 1
 _MOST_STEPS = 1000
 #: In seconds; each has a twin in whole nanoseconds.
 _CLOCKS = ("time", "perf_counter", "monotonic", "process_time", "thread_time", "clock_gettime")
-_LIBRARY, _INSTALLED = sysconfig.get_path("stdlib"), {"site-packages", "dist-packages"}
 #: The folder of Python's logging; a user's own folder may have that name too.
 _LOGGING = str(Path(logging.__file__).parent) + os.sep
 _HINT = "pass it in with the batch, as a tensor; or keep its module whole: --opaque MODULE"
@@ -211,7 +209,7 @@ def _is_collecting(frame: FrameType | None) -> bool:
 def _is_pythons_own(frame: FrameType) -> bool:
     """Whether it is the standard library's, but for its logging."""
     name = frame.f_code.co_filename
-    return name.startswith(_LIBRARY) and not name.startswith(_LOGGING) and _INSTALLED.isdisjoint(Path(name).parts)
+    return is_pythons_own(name) and not name.startswith(_LOGGING)
 
 
 def _same(program: ExportedProgram, again: ExportedProgram) -> bool:

@@ -1,17 +1,16 @@
-"""Gradients that a model makes itself, which no stage would: hooks, and the ``backward`` of an ``autograd.Function``.
+"""Gradients that a model makes itself, which no stage would: the ``backward`` of an ``autograd.Function``.
 
-Export follows what ``forward`` computes; stages take the derivative of that. A hook is lost on it, so it is refused. A
-``Function`` is looked at after export: each is called on random numbers, once as it is and once with its ``forward``
-differentiated. Where both give the same (functions that only save memory) nothing is lost; else it is refused.
-Checkpointing is one of them: the function that is checkpointed is followed itself.
+Export follows what ``forward`` computes; stages take the derivative of that. A ``Function`` is looked at after export:
+each is called on random numbers, once as it is and once with its ``forward`` differentiated. Where both give the same
+(functions that only save memory) nothing is lost; else it is refused. Checkpointing is one of them: the function that
+is checkpointed is followed itself.
 """
 
 from __future__ import annotations
 
 import contextlib
-import sys
 import traceback
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,22 +22,8 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
 from hetpipe_compiler.errors import WorkloadError
-from hetpipe_compiler.ir.source import is_internal
 
 _HINT = "compute it with tensor operators whose derivative it is, or keep its module whole: --opaque MODULE"
-
-
-def refuse_hooks(model: torch.nn.Module, where: str, kept: Collection[str] = ()) -> None:
-    """Raises `WorkloadError` HP119 where a parameter has a hook on its gradient, or a module outside those ``kept``
-    whole."""
-    for name, parameter in model.named_parameters():
-        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
-            raise _refusal(f"parameter '{name}' has a hook on its gradient", where)
-    for name, module in model.named_modules():
-        if any(f"{name}.".startswith(f"{path}.") for path in kept):
-            continue
-        if module._backward_hooks or module._backward_pre_hooks:
-            raise _refusal(f"module '{name or '(model)'}' has a backward hook", where)
 
 
 @dataclass
@@ -50,7 +35,7 @@ class OwnGradients:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Notes each kind of ``Function`` that is applied; raises HP119 at a hook."""
+        """Notes each kind of ``Function`` that is applied."""
         applied = torch.autograd.Function.__dict__["apply"]
 
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -60,26 +45,7 @@ class OwnGradients:
                 self._calls[cls] = tuple(pytree.tree_map(_description, args)), line_of(self.path)
             return applied.__get__(None, cls)(*args, **kwargs)
 
-        def register_hook(_: torch.Tensor, __: Any) -> Any:
-            raise _refusal("forward hangs a hook on a gradient", line_of(self.path))
-
-        saved = torch.autograd.graph.saved_tensors_hooks
-        enter = saved.__enter__
-
-        def enter_saved(hooks: Any) -> None:
-            # Torch's own, for checkpointing and saving on the CPU, give back what was saved.
-            own = isinstance(hooks, torch.autograd.graph.save_on_cpu) or is_internal(
-                sys._getframe(1).f_code.co_filename
-            )
-            if not own:
-                raise _refusal("forward hooks what is saved for its gradient", line_of(self.path))
-            enter(hooks)
-
-        with (
-            mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)),
-            mock.patch.object(torch.Tensor, "register_hook", register_hook),
-            mock.patch.object(saved, "__enter__", enter_saved),
-        ):
+        with mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)):
             yield
 
     def check(self) -> None:
@@ -91,7 +57,7 @@ class OwnGradients:
             except Exception:
                 same = False
             if not same:
-                raise _refusal(f"{function.__name__} has a backward that is not its forward's derivative", line)
+                raise refusal(f"{function.__name__} has a backward that is not its forward's derivative", line)
 
 
 def line_of(path: Path) -> str:
@@ -107,7 +73,8 @@ def _checkpointed(function: Any, _preserve: bool, *args: Any) -> Any:
         return function(*args)
 
 
-def _refusal(problem: str, where: str) -> WorkloadError:
+def refusal(problem: str, where: str) -> WorkloadError:
+    """HP119."""
     return WorkloadError("HP119", f"{problem}, which the stages would not run", where=where, hint=_HINT)
 
 

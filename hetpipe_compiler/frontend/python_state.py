@@ -10,14 +10,19 @@ Python's own library and of torch.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
+import os
 import random
 import sys
+import threading
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import BuiltinFunctionType, FunctionType, GeneratorType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 import numpy as np
 import torch
@@ -30,9 +35,13 @@ Place: TypeAlias = tuple[str, str]
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _CODE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
-_DICTS = (dict, OrderedDict, defaultdict, Counter)
+_DICTS = (dict, OrderedDict, defaultdict, Counter, WeakKeyDictionary, WeakValueDictionary, os._Environ)
+_SETS = (set, WeakSet)
+_CACHE = functools._lru_cache_wrapper
 #: Attributes of every module; its train flag is one that forward may change.
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module())) - {"training"}
+#: What a context variable without a value says.
+_UNSET = (None,)
 #: How far and how much is looked at: below one attribute, in one container, in one array (bytes).
 _DEPTH, _MOST_ITEMS, _MOST_BYTES = 8, 4096, 1 << 20
 
@@ -73,9 +82,11 @@ class PythonState:
     Attributes:
         values: Every value by its place, a container before what lies in it. Tensors are themselves, containers are
             `Items`, and whatever else has a state to compare is a text or `Unsaid`.
+        caches: Functions that remember what they have returned (``functools.lru_cache``).
     """
 
     values: dict[Place, Any] = field(default_factory=dict)
+    caches: list[Any] = field(default_factory=list)
     _contents: list[tuple[Any, Any]] = field(default_factory=list)
     _seen: set[int] = field(default_factory=set)
 
@@ -98,6 +109,7 @@ class PythonState:
         if not isinstance(loss, torch.nn.Module):
             state._look("loss", "", loss, 0)
             state._look_around("loss", loss if isinstance(loss, FunctionType) else type(loss))
+        state._look("", "environ", os.environ, 0)
         return state
 
     def put_back(self, stand_in: Callable[[Any], Any] = lambda value: value) -> None:
@@ -112,11 +124,10 @@ class PythonState:
         pairs = {at: (before.values.get(at), self.values.get(at)) for at in places}
         return {at: pair for at, pair in pairs.items() if not _same(*pair)}
 
-    def _look_around(self, path: str, code: Any) -> None:
+    def _look_around(self, path: str, code: Any, *, file: bool = True) -> None:
         """Note what lies in a class or a function of the model's code, and in the file that it is written in."""
-        file = sys.modules.get(code.__module__)
-        own = (c for c in getattr(code, "__mro__", ()) if not _is_foreign(c.__module__))
-        for holder, where in (*((c, "of its class") for c in own), (file, "of its file")):
+        own = [(c, "of its class") for c in getattr(code, "__mro__", ()) if not _is_foreign(c.__module__)]
+        for holder, where in (*own, (sys.modules.get(code.__module__) if file else None, "of its file")):
             if holder is None or id(holder) in self._seen or _is_foreign(code.__module__):
                 continue
             self._seen.add(id(holder))
@@ -136,6 +147,9 @@ class PythonState:
             self._seen.add(id(value))
             for key, part in (*vars(value).items(), *_enclosed(value)):
                 self._look(path, f"{name}.{key}", part, depth + 1)
+        elif isinstance(value, _CACHE):
+            self.caches.append(value)
+            self._contents.append((value, value.cache_info().misses))
         elif isinstance(value, _CODE):
             return
         elif (state := _own_state(value)) is not None:
@@ -145,23 +159,31 @@ class PythonState:
             self._look_into(path, name, value, depth)
 
     def _look_into(self, path: str, name: str, value: Any, depth: int) -> None:
-        if isinstance(value, (dict, list, tuple, deque, set, frozenset)):
+        if isinstance(value, ContextVar):
+            self._contents.append((value, [value.get(*_UNSET)]))
+            self._look(path, f"{name}.get()", value.get(*_UNSET), depth + 1)
+        elif isinstance(value, (*_DICTS, *_SETS, dict, list, tuple, deque, frozenset)):
             self.values[path, name] = Items(type(value).__name__, len(value))
             if len(value) > _MOST_ITEMS:
                 return
-            if type(value) in (*_DICTS, list, deque, set):
+            if type(value) in (*_DICTS, *_SETS, list, deque):
                 self._contents.append((value, _copy(value)))
-            if isinstance(value, (set, frozenset)):
+            if isinstance(value, (*_SETS, frozenset)):
                 self.values[path, name + " (in it)"] = " ".join(sorted(map(_key, value)))
                 return
-            pairs = value.items() if isinstance(value, dict) else enumerate(value)
-            for key, part in pairs:
-                self._look(path, f"{name}[{_key(key)}]", part, depth + 1)
+            pairs = value.items() if isinstance(value, _DICTS) else enumerate(value)
+            keys: Counter[str] = Counter()
+            for key, part in list(pairs):
+                title = _key(key)
+                keys[title] += 1
+                again = f" {keys[title]}" if keys[title] > 1 else ""
+                self._look(path, f"{name}[{title}{again}]", part, depth + 1)
         elif hasattr(value, "__dict__") and not _foreign(value):
             own = _attributes(value)
             self._contents.append((vars(value), own))
             for key, part in own.items():
                 self._look(path, f"{name}.{key}".lstrip("."), part, depth + 1)
+            self._look_around(path, type(value), file=False)
 
 
 def _attributes(owner: Any) -> dict[str, Any]:
@@ -170,12 +192,21 @@ def _attributes(owner: Any) -> dict[str, Any]:
 
 
 def _copy(container: Any) -> Any:
-    return dict(container) if isinstance(container, dict) else list(container)
+    return dict(container) if isinstance(container, _DICTS) else list(container)
 
 
 def _fill(holder: Any, contents: Any, stand_in: Callable[[Any], Any]) -> None:
-    """Give a container or a ``__dict__`` its contents; it is left alone where it has them."""
-    if isinstance(holder, dict):
+    """Give a container or a ``__dict__`` its contents; it is left alone where it has them. A cache that was asked for
+    something new forgets all: it may hold what only export can use."""
+    if isinstance(holder, _CACHE):
+        if holder.cache_info().misses != contents:
+            holder.cache_clear()
+        return
+    if isinstance(holder, ContextVar):
+        if holder.get(*_UNSET) is not contents[0]:
+            holder.set(_deep(contents[0], stand_in))
+        return
+    if isinstance(holder, _DICTS):
         wanted = {key: _deep(value, stand_in) for key, value in contents.items()}
         for key in [k for k in holder if k not in wanted and k not in _OF_EVERY_MODULE]:
             del holder[key]
@@ -188,7 +219,7 @@ def _fill(holder: Any, contents: Any, stand_in: Callable[[Any], Any]) -> None:
     if len(old) == len(new) and all(a is b for a, b in zip(old, new, strict=True)):
         return
     holder.clear()
-    if isinstance(holder, set):
+    if isinstance(holder, _SETS):
         holder.update(new)
     else:
         holder.extend(new)
@@ -241,7 +272,7 @@ def _enclosed(function: FunctionType) -> list[tuple[str, Any]]:
 
 def _foreign(value: Any) -> bool:
     """An object of Python's own library or of torch's, which may count for itself (but for a plain namespace)."""
-    inside = isinstance(value, (SimpleNamespace, torch.nn.Module))
+    inside = isinstance(value, (SimpleNamespace, threading.local, torch.nn.Module))
     return not inside and _is_foreign(type(value).__module__)
 
 
@@ -251,4 +282,5 @@ def _is_foreign(module: str) -> bool:
 
 
 def _key(key: Any) -> str:
-    return repr(key) if isinstance(key, _PLAIN) else type(key).__name__
+    plain = isinstance(key, _PLAIN) or (type(key) is tuple and all(isinstance(part, _PLAIN) for part in key))
+    return repr(key) if plain else type(key).__name__

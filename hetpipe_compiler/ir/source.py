@@ -5,13 +5,15 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import sysconfig
 from pathlib import Path
 
 import torch
 from torch import fx
 
-_TORCH = str(Path(inspect.getfile(torch)).parent)
+_TORCH = str(Path(inspect.getfile(torch)).parent) + os.sep
 _OURS = str(Path(__file__).parents[1]) + os.sep
+_LIBRARY, _INSTALLED = sysconfig.get_path("stdlib"), {"site-packages", "dist-packages"}
 
 
 def module_path(node: fx.Node) -> str:
@@ -35,7 +37,12 @@ def source_place(node: fx.Node, root: Path) -> str:
 
 def is_internal(name: str) -> bool:
     """Whether a frame's file is torch's, ours, or none at all: not where the model is written."""
-    return name.startswith((_TORCH, _OURS, "<")) or "fx/passes" in name
+    return name.startswith((_TORCH, _OURS, "<"))
+
+
+def is_pythons_own(name: str) -> bool:
+    """Whether a frame's file is one of Python's standard library."""
+    return name.startswith("<frozen ") or (name.startswith(_LIBRARY) and _INSTALLED.isdisjoint(Path(name).parts))
 
 
 def short_path(path: Path, root: Path) -> str:

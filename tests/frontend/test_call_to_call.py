@@ -12,7 +12,11 @@ from hetpipe_compiler.frontend.capture import capture
 from hetpipe_compiler.frontend.load import load_workload
 
 _MODEL = """
+import contextvars
+import os
 import random
+import threading
+import weakref
 from collections import deque
 
 import numpy as np
@@ -23,6 +27,7 @@ from hetpipe_compiler import Workload
 
 
 COUNT = 0
+TABLE, LOCAL, VARIABLE = weakref.WeakKeyDictionary(), threading.local(), contextvars.ContextVar("VARIABLE", default=0)
 
 
 class Meter:
@@ -88,6 +93,19 @@ STATE = {
         "with torch.no_grad(): g = h * (2 if self.step is None else 3)\n        self.step = 1; h = h + g",
         "step",
     ),
+    "counter in a table of modules": ("TABLE[self.a] = TABLE.get(self.a, 0) + 1; h = h * TABLE[self.a]", "TABLE"),
+    "counter beside another one": (
+        "if not self.calls.get(self): self.calls.update({self.head: 1, self.a: 1, self: 1})\n"
+        "        self.calls[self.head] += 1; h = h * self.calls[self.head]",
+        "calls",
+    ),
+    "counter of the thread": ("LOCAL.n = getattr(LOCAL, 'n', 0) + 1; h = h * LOCAL.n", "LOCAL"),
+    "counter of the context": ("VARIABLE.set(VARIABLE.get() + 1); h = h * VARIABLE.get()", "VARIABLE"),
+    "counter of the process": (
+        "n = int(os.environ.get('CALLS', '0')) + 1; os.environ['CALLS'] = str(n); h = h * n",
+        "environ",
+    ),
+    "noise of the first step": ("h = h + self.calls.setdefault('noise', torch.randn(8))", "calls"),
     "weights of the first step": ("h = h + self.calls.setdefault('w', self.a.weight[0].detach())", "calls"),
     "memory of the batch before": ("h = h + sum(self.kept); self.kept = [h.detach()]", "kept"),
 }
@@ -97,8 +115,17 @@ CACHES = {
         "if self.step is None:\n            with torch.inference_mode(): self.step = torch.ones(8).exp()\n"
         "        h = h + self.step"
     ),
+    "setting of the call": "token = VARIABLE.set(5); h = h * VARIABLE.get(); VARIABLE.reset(token)",
+    "told to the process": "os.environ.setdefault('BACKEND', 'none'); h = h.relu()",
     "refilled in every call": "self.kept.clear(); self.kept.append(h.square().mean()); h = h + self.kept[0]",
 }
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CALLS", "BACKEND"):
+        monkeypatch.setenv(name, "")  # takes away what a test leaves
+        monkeypatch.delenv(name)
 
 
 def _captured(folder: Path, body: str) -> None:

@@ -212,6 +212,18 @@ def test_a_loss_that_trains() -> None:
     assert "loss has trainable parameters" in refused("HP108", job(models.Mlp, loss=Loss())).message
 
 
+def test_an_extra_state_is_refused() -> None:
+    """A run's weights are tensors: they would not load strictly."""
+
+    class Counting(nn.Linear):
+        def get_extra_state(self) -> int:
+            return 3
+
+    error = refused("HP126", job(lambda: nn.Sequential(models.Mlp(), Counting(models.CLASSES, models.CLASSES))))
+    assert "module '1' (Counting) has an extra state" in error.message
+    assert "test_capture.py:" in (error.where or "")
+
+
 def test_real_weights_follow_the_seed() -> None:
     loaded = job(models.Mlp)
     one, two, other = (build_real(loaded, seed).state_dict()["0.weight"] for seed in (1, 1, 2))
