@@ -129,6 +129,12 @@ def _state(cut: StageCut) -> Iterator[str]:
         yield f'_buffer(self, "{tensor.name}", {tensor.shape!r}, torch.{tensor.dtype}{transient})'
 
 
+def _only_trains(node: fx.Node) -> bool:
+    """Whether nothing stands for the node's value in eval mode."""
+    evaluated = in_eval(node)
+    return evaluated is not None and not evaluated.runs and evaluated.stands_for_it is None
+
+
 def _opaque_name(node: fx.Node) -> str:
     return f"{node.name}_module"
 
@@ -151,10 +157,15 @@ class _Writer:
         yield f"    return ({', '.join(results)}{',' if len(results) == 1 else ''})"
 
     def _device(self) -> str:
-        """The stage's device: all its tensors are on it."""
-        received = [_safe(p.name) for p in self._cut.inputs if p.kind != "scalar"]
+        """The stage's device: all its tensors are on it. An input that does not run in eval mode is None there."""
+        received = [p.name for p in self._cut.inputs if p.kind != "scalar"]
         own = [_attribute(t.name) for t in (*self._cut.parameters, *self._cut.buffers, *self._cut.constants)]
-        return next((f"{tensor}.device" for tensor in (*received, *own)), "torch.get_default_device()")
+        absent = {n.name for reader in self._cut.nodes for n in reader.all_input_nodes if _only_trains(n)}
+        always = [*(_safe(name) for name in received if name not in absent), *own]
+        if always:
+            return f"{always[0]}.device"
+        default = "torch.get_default_device()"
+        return f"{_safe(received[0])}.device if self.training else {default}" if received else default
 
     def _result(self, name: str) -> str:
         parameter = self._cut.returned.get(name)

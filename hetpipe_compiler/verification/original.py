@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,8 +57,7 @@ class Original:
         self._step.loss = loss_for(loaded.workload, "cpu")
         self._example: list[Any] = [_own(leaf) for leaf in pytree.tree_leaves(example)]
         self.leaves = self._example
-        state = (*self._step.parameters(), *self._step.buffers())
-        self._float32 = [t for t in state if t.dtype is torch.float32]
+        self._float32 = {name for name, t in self._state() if t.dtype is torch.float32}
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -71,8 +70,13 @@ class Original:
     def widen(self, wide: bool) -> None:
         """Compute in double precision from now on, or no more."""
         self._wide = wide
-        for tensor in self._float32:
-            tensor.data = tensor.data.to(torch.float64 if wide else torch.float32)
+        for name, tensor in self._state():  # by name: a step may put another tensor in a buffer's place
+            if name in self._float32:
+                tensor.data = tensor.data.to(torch.float64 if wide else torch.float32)
+
+    def _state(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self._step.named_parameters()
+        yield from self._step.named_buffers()
 
     def choose_batch(self) -> Outcome:
         """Take the most varied batch that the model accepts and that gives a finite loss; returns its outcome.
