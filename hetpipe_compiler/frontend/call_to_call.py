@@ -30,6 +30,7 @@ from torch._subclasses import FakeTensor
 from torch.export import ExportedProgram
 
 from hetpipe_compiler.errors import WorkloadError
+from hetpipe_compiler.frontend.assigned_buffers import AssignedBuffers
 from hetpipe_compiler.frontend.frozen_calls import refusing_other_random_numbers
 from hetpipe_compiler.frontend.python_state import Place, PythonState, Unsaid
 from hetpipe_compiler.frontend.regions import text_with_regions
@@ -80,7 +81,7 @@ class ObservedStep(TrainingStep):
 
     def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
         self._observed.before = PythonState.of(self)
-        buffers = [(module, dict(module._buffers)) for module in self.modules()]
+        buffers = AssignedBuffers(self)
         parts = _parts(self)
         self._observed.files.clear()
         with (
@@ -91,8 +92,7 @@ class ObservedStep(TrainingStep):
         ):
             loss = super().forward(*tensors)
         _refuse_other_parts(parts, _parts(self), self._path)
-        for module, before in buffers:
-            _write_assigned(module, before, self._path)
+        buffers.write(self._path, _changing_line)
         self._observed.after = PythonState.of(self)
         return loss
 
@@ -127,24 +127,6 @@ def _refuse_other_parts(
             where=_changing_line(owner, name.rpartition(".")[2], path),
             hint="do it where the model is built, in __init__",
         )
-
-
-def _write_assigned(module: torch.nn.Module, before: dict[str, torch.Tensor | None], path: Path) -> None:
-    """``self.buffer = value`` gets lost on export where the module is not the outermost: write the value instead."""
-    for name, old in before.items():
-        new = module._buffers.get(name)
-        if old is None or new is old:
-            continue
-        if new is None or new.shape != old.shape or new.dtype != old.dtype:
-            raise WorkloadError(
-                "HP113",
-                f"forward puts another kind of tensor in the place of buffer '{name}'",
-                where=_changing_line(module, name, path),
-                hint="keep its shape and dtype, and change it in place",
-            )
-        with torch.no_grad():
-            old.copy_(new)
-        module._buffers[name] = old
 
 
 def refuse_state(

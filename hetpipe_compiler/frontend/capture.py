@@ -21,6 +21,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from hetpipe_compiler.errors import WorkloadError
+from hetpipe_compiler.frontend.assigned_buffers import read_assigned_from_copies
 from hetpipe_compiler.frontend.export import cannot_export, export_step, first_line
 from hetpipe_compiler.frontend.gradient_hooks import refuse_hooks
 from hetpipe_compiler.frontend.load import LoadedWorkload, user_line
@@ -151,6 +152,7 @@ def _captured(
     _refuse_control_flow(loaded, graph_module)
     _strip(graph_module)
     inline_regions(graph_module)
+    read_assigned_from_copies(graph_module.graph)
     _name_inputs(graph_module, loaded, batch)
     names = Names(step, loaded.workload.loss, str(loaded.path))
     for node in graph_module.graph.nodes:
