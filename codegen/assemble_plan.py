@@ -131,6 +131,7 @@ def _worker(
         bottleneck_stage=slowest,
         lower_bound_ms=worker.lower_bound_ms,
         optimal=worker.optimal,
+        searched=worker.searched,
         uncoarsened_bound_ms=uncoarsened_bound_ms,
         samples_per_s=worker.samples_per_s,
         stages=tuple(stages),

@@ -142,6 +142,7 @@ def _worker_lines(about: Explained, at: int) -> Iterator[str]:
     else:
         above = f"at most {100 * worker.gap:.2f} % above the least there is"
         yield f"  bound: {above}; proven: {worker.lower_bound_ms:.3f} ms"
+    yield f"  searched: {worker.searched}"
     in_order = space.least_in_order(worker.nm, LEANEST)
     yield (
         f"  why not faster: {_limits(about, at, in_order)};"

@@ -14,7 +14,7 @@ from hetpipe_compiler.garbage import no_cyclic_garbage
 from hetpipe_compiler.ir.cluster import Cluster
 from hetpipe_compiler.options import CompileOptions, CompileResult
 from hetpipe_compiler.passes.base import Compilation, Pass, Pipeline
-from hetpipe_compiler.passes.multilevel import shorten_chain
+from hetpipe_compiler.passes.multilevel import MOST_BLOCKS, shorten_chain
 from hetpipe_compiler.planning_steps import PlanningSteps
 
 
@@ -44,7 +44,7 @@ class Shorten(Pass):
     requires: ClassVar[tuple[str, ...]] = ("chain",)
     ensures: ClassVar[tuple[str, ...]] = ("chain",)
 
-    max_blocks: int = 2048
+    max_blocks: int = MOST_BLOCKS
 
     def run(self, compilation: Compilation) -> None:
         whole = compilation.chain

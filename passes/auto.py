@@ -8,8 +8,9 @@ Under WSP all virtual workers keep the pace of the slowest, so N of them make ``
    memory. Virtual workers of the same structure are estimated once.
 3. The best estimates are improved: a device leaves the group with power to spare for the slowest one, or two devices
    change places, while the estimate gains.
-4. The best of these, and NP, ED and HD, are *planned* as a compilation would. The best of NP, ED and HD wins, or
-   another that is more than 0.1 % better. So ``auto`` is never below any of the three.
+4. The best of these are *planned*, where a chain is long with its blocks merged into fewer. NP, ED, HD and the best
+   other are planned as a compilation would. The best of NP, ED and HD wins, or the other if it is more than 0.1 %
+   better. So ``auto`` is never below any of the three.
 
 Steps 1 to 3 are a heuristic. What no grouping can exceed is known: see `rate_bound`.
 """
@@ -37,6 +38,7 @@ from hetpipe_compiler.passes.work_bound import work_bound
 
 PlanWorkers = Callable[[Allocation], tuple[PlannedWorker, ...]]
 Groups = tuple[tuple[Device, ...], ...]
+_Rated = tuple[Allocation, float]
 
 #: Policies that are always planned, in this order.
 BASELINES = ("NP", "ED", "HD")
@@ -57,6 +59,7 @@ def auto_allocation(
     cluster: Cluster,
     plan: PlanWorkers,
     *,
+    quick: PlanWorkers | None = None,
     staleness: int = 0,
     overlapped: bool = False,
     recompute: Recompute = Recompute.NEVER,
@@ -65,6 +68,7 @@ def auto_allocation(
 
     Args:
         plan: Plans the virtual workers of an allocation, as the compilation will.
+        quick: Plans nearly as well in less time; None: ``plan``.
 
     Raises:
         PlanningError: HP301 and others, if nothing fits: what the first policy raises.
@@ -79,7 +83,33 @@ def auto_allocation(
             used = {device.id for group in groups for device in group}
             unused = tuple(device for device in cluster.devices if device.id not in used)
             candidates.append(Allocation(_name(groups), tuple(map(Group, groups)), unused))
-    rated: list[tuple[Allocation, float]] = []
+    others: list[_Rated] = []
+    if quick is not None:
+        ranked, _ = _rated(candidates[len(BASELINES) :], quick)
+        ranked.sort(key=_rate, reverse=True)
+        candidates = [*candidates[: len(BASELINES)], *(allocation for allocation, _ in ranked[:1])]
+        others = ranked[1:]
+    rated, failure = _rated(candidates, plan)
+    if not rated:
+        assert failure is not None
+        raise failure
+    best = rated[0]
+    for other in rated[1:]:
+        needed = best[1] if other[0].policy in BASELINES else best[1] * (1 + _GAIN)
+        best = other if other[1] > needed else best
+    others += [item for item in rated if item is not best]
+    runners_up = tuple(RunnerUp(item[0].policy, item[1]) for item in sorted(others, key=_rate, reverse=True))
+    return replace(
+        best[0],
+        policy=f"auto ({best[0].policy})",
+        runners_up=runners_up,
+        bound_samples_per_s=rate_bound(chain, cluster),
+    )
+
+
+def _rated(candidates: Iterable[Allocation], plan: PlanWorkers) -> tuple[list[_Rated], PlanningError | None]:
+    """Samples a second of those that can be planned, and why the first that cannot be cannot."""
+    rated: list[_Rated] = []
     failure: PlanningError | None = None
     for candidate in candidates:
         try:
@@ -88,21 +118,11 @@ def auto_allocation(
             failure = failure or error
             continue
         rated.append((candidate, len(workers) * min(worker.samples_per_s for worker in workers)))
-    if not rated:
-        assert failure is not None
-        raise failure
-    best = rated[0]
-    for other in rated[1:]:
-        needed = best[1] if other[0].policy in BASELINES else best[1] * (1 + _GAIN)
-        best = other if other[1] > needed else best
-    others = sorted((item for item in rated if item is not best), key=lambda item: -item[1])
-    runners_up = tuple(RunnerUp(allocation.policy, rate) for allocation, rate in others)
-    return replace(
-        best[0],
-        policy=f"auto ({best[0].policy})",
-        runners_up=runners_up,
-        bound_samples_per_s=rate_bound(chain, cluster),
-    )
+    return rated, failure
+
+
+def _rate(item: _Rated) -> float:
+    return item[1]
 
 
 def rate_bound(chain: BlockChain, cluster: Cluster) -> float:

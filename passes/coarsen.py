@@ -3,7 +3,8 @@
 1. A component is a block, in execution order.
 2. Where there are more than ``max_blocks`` they are merged along the graph: see `multilevel`. What that costs at most,
    against the best partition of the components, is measured for every plan (`proven_bound`).
-3. A model that has no more components than that is not coarsened: a cut may then fall between any two of them.
+3. With no more components than that nothing is merged here: a cut may fall between any two of them. Where the orders
+   that they may have are too many, the search itself merges (`orders`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from hetpipe_compiler.ir.opaque import opaque_call
 from hetpipe_compiler.ir.source import module_path
 from hetpipe_compiler.passes.base import Compilation, Pass
 from hetpipe_compiler.passes.fuse_atomic import Components
-from hetpipe_compiler.passes.multilevel import shorten_chain
+from hetpipe_compiler.passes.multilevel import MOST_BLOCKS, shorten_chain
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Coarsen(Pass):
     optimizer_factor: float
     step_factor: float = 0.0
     loop_factor: float = 0.0
-    max_blocks: int = 256
+    max_blocks: int = MOST_BLOCKS
 
     def run(self, compilation: Compilation) -> None:
         captured, costs, components = compilation.captured, compilation.costs, compilation.components

@@ -30,11 +30,12 @@ from hetpipe_compiler.passes.allocate import Allocation, Group
 from hetpipe_compiler.passes.device_classes import DeviceClasses, device_classes
 from hetpipe_compiler.passes.in_flight import LEANEST, vectors
 from hetpipe_compiler.passes.infeasible import does_not_fit
+from hetpipe_compiler.passes.orders import MAX_SETS, chain_orders
 from hetpipe_compiler.passes.own_partitioner import OwnPartitioner
 from hetpipe_compiler.passes.partition import PlannedStage, message_ms, planned_stages, relative_gap
 from hetpipe_compiler.passes.partition_finder import Finder, finder_of
 from hetpipe_compiler.passes.partition_problem import PartitionProblem
-from hetpipe_compiler.passes.partition_search import MAX_SETS, Found, Search, search
+from hetpipe_compiler.passes.partition_search import Found, Search, search
 from hetpipe_compiler.passes.simulate.pipeline import PipelineCosts, WaveExchange, steady_period_ms
 from hetpipe_compiler.passes.split import split_boundaries
 from hetpipe_compiler.passes.stage_memory import MemoryRule, Recompute
@@ -60,6 +61,7 @@ class PlannedWorker:
         period_ms: Simulated milliseconds per minibatch in the long run, with every real message.
         samples_per_s: Of this worker alone.
         unused: Devices of the group that no stage uses.
+        searched: The cuts that the search chose from: see `orders`.
     """
 
     stages: tuple[PlannedStage, ...]
@@ -70,6 +72,7 @@ class PlannedWorker:
     samples_per_s: float
     unused: tuple[Device, ...] = ()
     order: tuple[int, ...] = ()
+    searched: str = ""
 
     @property
     def gap(self) -> float:
@@ -121,13 +124,14 @@ def choose_concurrency(
         raise PlanningError("HP307", f"Nm = {nm} minibatches in flight", where="--nm", hint="give 1 or more")
     rule = MemoryRule.of(chain, staleness, reproducible, recompute)
     planners: dict[Hashable, _Planner] = {}
+    orders = chain_orders(chain)
     members: list[tuple[_Planner, DeviceClasses, Group]] = []
     for group, split in zip(allocation.groups, _splits_per_group(splits, len(allocation.groups)), strict=True):
         classes = device_classes(group, cluster, chain)
         boundaries = split_boundaries(chain, split) if split is not None else None
         key = (classes.key, boundaries)
         if key not in planners:
-            free = finder_of(search(chain, classes, rule, overlapped=objective == "overlapped"))
+            free = finder_of(search(chain, classes, rule, overlapped=objective == "overlapped", orders=orders))
             finder = free
             if boundaries is not None:
                 finder = finder_of(search(chain, classes, rule, boundaries, overlapped=objective == "overlapped"))
@@ -136,7 +140,8 @@ def choose_concurrency(
                 ask = partial(
                     _ask, partitioner, PartitionProblem(chain, cluster, group, 0, objective, rule), free.space
                 )
-            planners[key] = _Planner(chain, cluster, finder, free, boundaries is not None, ask, exchange_ms)
+            by_hand = boundaries is not None
+            planners[key] = _Planner(chain, cluster, finder, free, by_hand, ask, exchange_ms, str(orders))
         members.append((planners[key], classes, group))
     largest = max(len(group.devices) for group in allocation.groups)
     candidates = range(1, 2 * largest + 3) if nm is None else range(nm, nm + 1)
@@ -178,6 +183,7 @@ def cost_choices(
     """
     rule = MemoryRule.of(chain, staleness, recompute=recompute)
     known: dict[Hashable, PlannedWorker] = {}
+    orders, line_only = chain_orders(chain, MAX_SETS if bound else 0), chain_orders(chain, 0)
     workers = []
     for choice in choices:
         group = choice.group
@@ -186,10 +192,10 @@ def cost_choices(
         key = (line.key, free.key, tuple(choice.stages), choice.in_flight, choice.recompute)
         if key not in known:
             every, mine = (
-                search(chain, classes, rule, overlapped=objective == "overlapped", max_sets=max_sets)
-                for classes, max_sets in ((free, MAX_SETS if bound else 0), (line, 0))
+                search(chain, classes, rule, overlapped=objective == "overlapped", orders=among)
+                for classes, among in ((free, orders), (line, line_only))
             )
-            planner = _Planner(chain, cluster, finder_of(mine), finder_of(every), True, None, exchange_ms)
+            planner = _Planner(chain, cluster, finder_of(mine), finder_of(every), True, None, exchange_ms, str(orders))
             found = Found(tuple(choice.stages), tuple(range(len(choice.stages))), 0.0, 0.0)
             known[key] = planner.with_best_vector(found, nm, [choice.in_flight], choice.recompute)
         worker = known[key]
@@ -282,6 +288,7 @@ class _Planner:
         free: Over all partitions, for the lower bound; the same unless the cut is by hand.
         by_hand: Whether the cut is.
         ask: Makes the partition for an Nm in place of ``finder``, or says why it has none.
+        searched: See `PlannedWorker`.
     """
 
     chain: BlockChain
@@ -291,6 +298,7 @@ class _Planner:
     by_hand: bool
     ask: Callable[[int], Found | PlanningError] | None
     exchange_ms: ExchangeMs | None
+    searched: str
     _asked: dict[int, Found | PlanningError] = field(default_factory=dict)
     _best: dict[int, PlannedWorker | None] = field(default_factory=dict)
 
@@ -373,6 +381,7 @@ class _Planner:
             bottleneck_ms=max(stage.stage_ms for stage in stages),
             lower_bound_ms=self.free.lower_bound_ms(nm),
             order=found.order,
+            searched=self.searched,
             period_ms=float(period_ms),
             samples_per_s=self.chain.batch_size * 1e3 / float(period_ms) if period_ms > 0 else float("inf"),
         )

@@ -26,6 +26,9 @@ from hetpipe_compiler.ir.blocks import BlockChain, FloatArray
 from hetpipe_compiler.passes.block_graph import BlockGraph, block_graph
 from hetpipe_compiler.passes.merge_blocks import merge_blocks, smallest_merged
 
+#: A chain of so many blocks is planned on 16 devices of 4 kinds in two seconds: no more are left by default.
+MOST_BLOCKS = 2048
+
 #: Group of each node, or of each group of the round before.
 Home = list[int]
 

@@ -30,7 +30,8 @@ from hetpipe_compiler.passes.allocate import Group
 from hetpipe_compiler.passes.device_classes import device_classes
 from hetpipe_compiler.passes.in_flight import InFlightRule
 from hetpipe_compiler.passes.infeasible import does_not_fit
-from hetpipe_compiler.passes.partition_search import BUDGET, MAX_SETS, Found, Search, search
+from hetpipe_compiler.passes.orders import MAX_SETS
+from hetpipe_compiler.passes.partition_search import BUDGET, Found, Search, search
 from hetpipe_compiler.passes.split import split_boundaries
 from hetpipe_compiler.passes.stage_memory import MemoryRule, Recompute, stage_memory
 

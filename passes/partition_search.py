@@ -1,8 +1,11 @@
 """The partition search: least slowest stage over all nested closed sets, all orders and all subsets of the devices.
 
 1. The chain's own order is searched first (`n + 1` closed sets): quick, and its optimum bounds the answer from above.
-2. Then all closed sets of the block graph, where their number is within `MAX_SETS`; else those that differ from the
-   chain's order within a band, which may better what is held but proves nothing.
+2. Then all closed sets of the block graph, where their number is within `MAX_SETS`. Where there are more: those that
+   differ from the chain's order within a band, and then all of the graph whose lightest blocks are merged with others,
+   as few as bring their number within `MAX_SETS` (`light_nodes`). These may better what is held but prove nothing; a
+   bound comes from the same blocks left out. While that is further than `TOLERANCE` from what is held, bands around its
+   order follow.
 3. A relaxation (`relaxation`) tells caps below which there is nothing from caps that may allow a plan: bisection brings
    the two close together, and the lower one is a proven bound.
 4. A sweep looks for a plan below a cap only, and is the faster the lower the cap. Caps rise from the one the relaxation
@@ -29,6 +32,8 @@ from hetpipe_compiler.passes.closed_sets import ClosedSets, closed_sets, widest_
 from hetpipe_compiler.passes.cut_space import ROUNDING, Cut, CutSpace, OutOfBudgetError, cut_space
 from hetpipe_compiler.passes.device_classes import DeviceClasses, tails
 from hetpipe_compiler.passes.in_flight import InFlightRule
+from hetpipe_compiler.passes.light_nodes import over_the_fastest_link
+from hetpipe_compiler.passes.orders import MAX_SETS, Orders, chain_orders
 from hetpipe_compiler.passes.proven_bound import bracket
 from hetpipe_compiler.passes.stage_memory import MemoryRule, Recompute, recomputes, reserve_bytes, total_bytes
 from hetpipe_compiler.passes.stage_sums import StageSums, stage_sums
@@ -40,10 +45,12 @@ _SHARES = (1 / 4,)
 #: Cuts of the chain's own order that are looked at first.
 _COARSE_CUTS = 256
 _NO_LIMIT = 1 << 62
-#: More closed sets than this are not all searched.
-MAX_SETS = 200_000
 #: Where there are more, a band of so many is searched.
 BAND_SETS = 4_000
+#: Where the answer is proven to be this near the least there is, no more bands are searched: costs are known no better.
+TOLERANCE = 0.01
+#: Bands around the order of what is held, at most.
+_BANDS = 4
 #: Work of one search over all orders: about a minute of one core.
 BUDGET = 3_000_000_000
 
@@ -86,6 +93,8 @@ class Search:
         graph: Cuts at closed sets; None if the blocks have one order only.
         complete: Whether those are all closed sets.
         budget: Work for each search over ``graph``.
+        merged, rest: Where they are not: cuts between merged blocks, and what is left without the light ones, where
+            there is such a choice.
     """
 
     chain: BlockChain
@@ -96,6 +105,8 @@ class Search:
     graph: CutSpace | None
     complete: bool
     budget: int
+    merged: CutSpace | None = None
+    rest: CutSpace | None = None
     _sums: dict[tuple[int, ...], StageSums] = field(default_factory=dict, repr=False)
 
     @property
@@ -113,7 +124,8 @@ class Search:
         held = None if np.isinf(least) else self.line.best_within(nm, rule, least * (1 + ROUNDING), _NO_LIMIT)[0]
         if self.graph is None:
             return None if held is None else Found(held.stages, held.classes, least, least)
-        return self._over_all_orders(self.graph, nm, rule, held, least)
+        search_orders = self._over_all_orders if self.complete else self._over_some_orders
+        return search_orders(self.graph, nm, rule, held, least)
 
     def least_overflow(self, nm: int, rule: InFlightRule) -> Found | None:
         """The plan in the chain's order whose worst stage exceeds its device's memory least; None if there is none."""
@@ -157,6 +169,8 @@ class Search:
             line=replace(self.line, rule=rule),
             coarse=None if self.coarse is None else replace(self.coarse, rule=rule),
             graph=None if self.graph is None else replace(self.graph, rule=rule),
+            merged=None if self.merged is None else replace(self.merged, rule=rule),
+            rest=None if self.rest is None else replace(self.rest, rule=_bounding(rule)),
         )
 
     def least_in_order(self, nm: int, rule: InFlightRule) -> float:
@@ -182,9 +196,9 @@ class Search:
     ) -> Found | None:
         """The best over ``space``, given the best in the chain's order, ``held``, whose bottleneck is ``least``."""
         below, first_cap, work = bracket(space, nm, rule, least, self.budget)
-        if np.isinf(below) and self.complete:
+        if np.isinf(below):
             return None
-        proven, budget = below if self.complete else self.lower_bound_ms, self.budget - work
+        proven, budget = below, self.budget - work
         try:
             for cap in sorted({first_cap, *_caps(below, least, space.most_ms)} - {least}):
                 reached, cut, work = space.fastest_within(nm, rule, cap, budget)
@@ -192,20 +206,62 @@ class Search:
                 if cut is not None:
                     least, held = reached, cut
                     break
-                proven = cap if self.complete else proven
-            if self.complete:
-                if held is None:
-                    return None
-                proven = least
-                # A sweep for the tie-break takes about as much work as the last one: not begun where it cannot end.
-                if budget > work // 2:
-                    best, _ = space.best_within(nm, rule, least * (1 + ROUNDING), budget)
-                    held = best if _better(best, held) else held
+                proven = cap
+            if held is None:
+                return None
+            proven = least
+            # A sweep for the tie-break takes about as much work as the last one: not begun where it cannot end.
+            if budget > work // 2:
+                best, _ = space.best_within(nm, rule, least * (1 + ROUNDING), budget)
+                held = best if _better(best, held) else held
         except OutOfBudgetError:
             pass
         if held is None:
             raise self._unknown(nm)
         return Found(held.stages, held.classes, least, min(proven, least))
+
+    def _over_some_orders(
+        self, band: CutSpace, nm: int, rule: InFlightRule, held: Cut | None, least: float
+    ) -> Found | None:
+        """The best found where not all closed sets can be searched; arguments as `_over_all_orders`'s."""
+        proven, budget = self.lower_bound_ms, self.budget
+        if self.rest is not None:
+            below, _, work = bracket(self.rest, nm, rule, least, budget)
+            if np.isinf(below):
+                return None
+            proven, budget = max(proven, below), budget - work
+        spaces = [band] if self.merged is None else [band, self.merged]
+        bands = 0
+        while spaces and least > proven * (1 + ROUNDING):
+            reached, cut, work = _below(spaces.pop(0), nm, rule, least, budget)
+            budget -= work
+            if cut is not None:
+                least, held = reached, cut
+            if cut is not None and not spaces and bands < _BANDS and least > proven * (1 + TOLERANCE):
+                spaces, bands = [self._band_around(cut)], bands + 1
+        if held is None:
+            raise self._unknown(nm)
+        return Found(held.stages, held.classes, least, min(proven, least))
+
+    def _band_around(self, held: Cut) -> CutSpace:
+        """Cuts that differ little from the order of the blocks in ``held``."""
+        assert self.graph is not None
+        order = [block for stage in held.stages for block in stage]
+        chain = self.chain.permuted(order)
+        graph = block_graph(chain)
+        sets = widest_band(graph, BAND_SETS)
+        space = cut_space(
+            chain,
+            graph,
+            sets,
+            self.classes,
+            self.graph.tails,
+            self.memory_rule,
+            overlapped=self.graph.overlapped,
+            relaxed=True,
+        )
+        members = tuple(tuple(sorted(order[block] for block in blocks)) for blocks in graph.members)
+        return replace(space, graph=replace(graph, members=members))
 
     def _unknown(self, nm: int) -> PlanningError:
         return PlanningError(
@@ -215,6 +271,27 @@ class Search:
             where="virtual worker of " + ", ".join(d.id for members in self.classes.members for d in members),
             hint="make larger virtual workers, try a smaller batch, or cut by hand with --split",
         )
+
+
+def _below(space: CutSpace, nm: int, rule: InFlightRule, least: float, budget: int) -> tuple[float, Cut | None, int]:
+    """A plan of ``space`` below ``least``, its bottleneck, and the work done (half of ``budget`` if given up)."""
+    below, first_cap, spent = bracket(space, nm, rule, least, budget)
+    if np.isinf(below):
+        return least, None, spent
+    try:
+        for cap in sorted({first_cap, *_caps(below, least, space.most_ms)} - {least}):
+            reached, cut, work = space.fastest_within(nm, rule, cap, budget - spent)
+            spent += work
+            if cut is not None:
+                return reached, cut, spent
+    except OutOfBudgetError:
+        return least, None, budget // 2
+    return least, None, spent
+
+
+def _bounding(rule: MemoryRule) -> MemoryRule:
+    """Recomputing where it is needed costs no more time than always, and needs no more memory."""
+    return replace(rule, recompute=Recompute.WHERE_NEEDED) if rule.recompute is Recompute.ALWAYS else rule
 
 
 def _better(a: Cut, b: Cut) -> bool:
@@ -240,6 +317,7 @@ def search(
     overlapped: bool = False,
     max_sets: int = MAX_SETS,
     budget: int = BUDGET,
+    orders: Orders | None = None,
 ) -> Search:
     """Prepare the search over a group's plans.
 
@@ -248,6 +326,7 @@ def search(
         overlapped: A stage's time is the longer of its computation and its transfers, not their sum.
         max_sets, budget: Above these, the answer may be no optimum; its `Found.lower_bound` says so. With
             ``max_sets`` = 0 only the chain's own order is searched.
+        orders: `chain_orders` of the chain and ``max_sets``, where they are known.
 
     Raises:
         PlanningError: HP302, the group is too varied to search; HP303, ``boundaries`` part what must stay together.
@@ -255,8 +334,9 @@ def search(
     line = block_graph(chain, linear=True) if boundaries is None else _cut_by_hand(chain, boundaries)
     pipelines = tails(classes, len(line))
 
-    def space(graph: BlockGraph, sets: ClosedSets, *, relaxed: bool = False) -> CutSpace:
-        exact_stages = 0 if boundaries is None else len(boundaries) + 1
+    def space(graph: BlockGraph, sets: ClosedSets | None = None, *, relaxed: bool = False) -> CutSpace:
+        sets = sets or closed_sets(graph, len(graph) + 1)
+        assert sets is not None
         return cut_space(
             chain,
             graph,
@@ -265,31 +345,39 @@ def search(
             pipelines,
             memory_rule,
             overlapped=overlapped,
-            exact_stages=exact_stages,
+            exact_stages=0 if boundaries is None else len(boundaries) + 1,
             relaxed=relaxed,
         )
 
-    def space_in_order(graph: BlockGraph) -> CutSpace:
-        sets = closed_sets(graph, len(graph) + 1)
-        assert sets is not None
-        return space(graph, sets)
-
     coarse = _every_so_manieth_cut(chain, line) if boundaries is None and len(line) >= 2 * _COARSE_CUTS else None
-    graph = None if boundaries is not None or max_sets == 0 else block_graph(chain)
-    graph = None if graph is not None and graph.linear else graph
-    every = closed_sets(graph, max_sets) if graph is not None else None
-    cuts = None
+    orders = orders or chain_orders(chain, max_sets if boundaries is None else 0)
+    graph, every, light = orders.graph, orders.every, orders.light
+    cuts = merged = rest = None
     if graph is not None:
         cuts = space(graph, every or widest_band(graph, min(BAND_SETS, max_sets)), relaxed=True)
+    if light is not None:
+        merged = space(light.merged, light.merged_sets, relaxed=True)
+        rest = cut_space(
+            light.rest,
+            light.rest_graph,
+            light.rest_sets,
+            over_the_fastest_link(classes),
+            pipelines,
+            _bounding(memory_rule),
+            overlapped=overlapped,
+            relaxed=True,
+        )
     return Search(
         chain=chain,
         classes=classes,
         memory_rule=memory_rule,
-        line=space_in_order(line),
-        coarse=space_in_order(coarse) if coarse is not None else None,
+        line=space(line),
+        coarse=space(coarse) if coarse is not None else None,
         graph=cuts,
         complete=every is not None,
         budget=budget,
+        merged=merged,
+        rest=rest,
     )
 
 

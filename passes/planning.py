@@ -17,6 +17,7 @@ from hetpipe_compiler.passes.allocate import Allocation, allocate
 from hetpipe_compiler.passes.auto import auto_allocation
 from hetpipe_compiler.passes.base import Compilation, Pass
 from hetpipe_compiler.passes.concurrency import PlannedWorker, choose_concurrency
+from hetpipe_compiler.passes.multilevel import shorten_chain
 from hetpipe_compiler.passes.own_partitioner import OwnPartitioner
 from hetpipe_compiler.passes.partition import message_ms
 from hetpipe_compiler.passes.proven_bound import uncoarsened_bounds_ms
@@ -24,6 +25,9 @@ from hetpipe_compiler.passes.schedules.wsp import wsp_program
 from hetpipe_compiler.passes.simulate.pipeline import PipelineCosts
 from hetpipe_compiler.passes.stage_memory import MemoryRule, Recompute
 from hetpipe_compiler.passes.verify import verify_schedule
+
+#: Policy ``auto`` compares groupings by plans of so many blocks at most.
+_AUTO_BLOCKS = 256
 
 
 @dataclass(frozen=True)
@@ -79,10 +83,16 @@ class AutoAllocate(Pass):
     def run(self, compilation: Compilation) -> None:
         chain, cluster, options = compilation.chain, compilation.cluster, self.options
         assert chain is not None
+        by_search = options.splits is None and options.partitioner is None
+        quick = None
+        if by_search and len(chain) > _AUTO_BLOCKS:
+            short = shorten_chain(chain, _AUTO_BLOCKS, max(kind.memory_bytes for kind in cluster.kinds()))
+            quick = partial(plan_workers, short, cluster, options=options)
         compilation.allocation = auto_allocation(
             chain,
             cluster,
             partial(plan_workers, chain, cluster, options=options),
+            quick=quick,
             staleness=options.staleness,
             overlapped=options.objective == "overlapped",
             recompute=options.recompute,

@@ -120,6 +120,7 @@ class VirtualWorker(_Model):
         bottleneck_stage: Index of the stage with the largest ``stage_ms``, ``bottleneck_ms``.
         lower_bound_ms: Proven: no partition on these devices with ``nm`` in flight has a smaller bottleneck.
         optimal: Whether the bottleneck is as small as that; else it exceeds the optimum by less than the difference.
+        searched: The cuts that the search chose from: how many blocks and closed sets.
         uncoarsened_bound_ms: Proven: no partition of the model's components has a smaller bottleneck either. The bound
             above is for the blocks that they were merged into; None where each is a block of its own.
     """
@@ -130,6 +131,7 @@ class VirtualWorker(_Model):
     bottleneck_stage: int
     lower_bound_ms: float
     optimal: bool = False
+    searched: str = ""
     uncoarsened_bound_ms: float | None = None
     samples_per_s: float
     stages: tuple[Stage, ...]
