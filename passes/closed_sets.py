@@ -87,6 +87,8 @@ def widest_band(graph: BlockGraph, limit: int) -> ClosedSets:
     """The closed sets within the widest band that holds at most ``limit`` (or one, the graph's own order)."""
     best, low, high = closed_sets(graph, len(graph) + 1, 1), 1, 2
     while (wider := closed_sets(graph, limit, high)) is not None:
+        if high >= len(graph):
+            return wider
         best, low, high = wider, high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2

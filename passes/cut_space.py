@@ -234,7 +234,7 @@ class CutSpace:
             high = np.minimum(high, last)
             low = np.minimum(low, high)
         windows = self._windows(low, high, np.ones(last, dtype=np.bool_), self._beyond_reach(cap))
-        if not self.relaxed or np.isinf(cap):
+        if not self.relaxed or np.isinf(cap) or cap <= 0:
             return windows, 0
         found, work = possible(
             self.arrays, self._beyond, self.graph.arrays, windows, self.devices, memory, cap, overlapped=self.overlapped

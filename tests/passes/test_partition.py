@@ -325,3 +325,12 @@ def test_oracle_enumerates_all_orders_and_cuts():
     devices = cluster_of([[kind("k")] * 4], FAST, SLOW).devices
     assert sum(1 for _ in all_plans(chain, devices)) == 4 + 12 * 3 + 24 * 3 + 24
     assert np.isfinite(least_bottleneck(chain, cluster_of([[kind("k")] * 4], FAST, SLOW), devices, nm=1, growth=1.0)[0])
+
+
+@pytest.mark.parametrize("objective", ["hetpipe", "overlapped"])
+def test_nothing_takes_any_time(objective):
+    chain = chain_of({"k": [0.0] * 4}, values=[CrossingValue("v", 0, (1, 2), 0, 0), CrossingValue("w", 1, (3,), 0, 0)])
+    cluster = cluster_of([[kind("k")] * 2], FAST, SLOW)
+    for max_sets in (3, 100):
+        options = {"nm": 1, "in_flight_rule": LEANEST, "objective": objective, "max_sets": max_sets}
+        assert partition(chain, Group(cluster.devices), cluster, **options).bottleneck_ms == 0.0
