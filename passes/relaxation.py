@@ -71,7 +71,7 @@ def possible(
     *,
     overlapped: bool,
 ) -> tuple[Possible | None, int]:
-    """What may be part of a plan within ``cap_ms`` (finite, above 0), None if there is no such plan; and the work done."""
+    """What may be part of a plan within ``cap_ms`` (finite, above 0), None if there is none; and the work done."""
     links, count = len(devices.bytes_per_ms), sets.compute_ms.shape[1]
     begin_at, end_at = _offsets(tails.high - tails.low), _offsets(tails.rest_high - tails.rest_low)
     states = States(
