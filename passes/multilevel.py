@@ -81,6 +81,7 @@ class _Items:
         time_ms, held: Per node, the mean over device kinds, and bytes.
         values: The nodes of each value, the one that makes it first; ``sizes``: its bytes, both ways.
         of_node: The values of each node.
+        near: Of each node, those that make what it reads and that read what it makes.
     """
 
     time_ms: FloatArray
@@ -88,6 +89,7 @@ class _Items:
     values: list[list[int]]
     sizes: list[int]
     of_node: list[list[int]]
+    near: list[list[int]]
 
     @classmethod
     def of(cls, chain: BlockChain, graph: BlockGraph) -> _Items:
@@ -96,15 +98,19 @@ class _Items:
         values: list[list[int]] = []
         sizes: list[int] = []
         of_node: list[list[int]] = [[] for _ in graph.members]
+        near: list[list[int]] = [[] for _ in graph.members]
         for value in chain.values:
             maker = node_of[value.producer]
             readers = sorted({node_of[block] for block in value.consumers} - {maker})
             if readers:
                 for node in (maker, *readers):
                     of_node[node].append(len(values))
+                near[maker] += readers
+                for node in readers:
+                    near[node].append(maker)
                 values.append([maker, *readers])
                 sizes.append(value.forward_bytes + value.backward_bytes)
-        return cls(np.mean(times, axis=0), graph.held.sum(axis=0).tolist(), values, sizes, of_node)
+        return cls(np.mean(times, axis=0), graph.held.sum(axis=0).tolist(), values, sizes, of_node, near)
 
     def crossing_bytes(self, nodes: Iterable[int], home: Home) -> int:
         """Of these nodes' values, those that nodes of several groups share."""
@@ -256,6 +262,8 @@ def _refined(home: Home, rounds: Sequence[Home], items: _Items, level: _Level, m
             of_group[home[nodes[0]]] += 1
         for nodes in parts.values():
             source = home[nodes[0]]
+            if all(home[other] == source for node in nodes for other in items.near[node]):
+                continue
             if of_group[source] == 1 or not fixed.isdisjoint(nodes):
                 continue
             targets = _reachable(nodes, home, items)

@@ -136,10 +136,14 @@ class BlockChain:
         pick = np.array(order)
 
         def moved(items: tuple[SharedBytes, ...]) -> tuple[SharedBytes, ...]:
-            return tuple(replace(item, blocks=tuple(sorted(at[b] for b in item.blocks))) for item in items)
+            return tuple(
+                SharedBytes(item.name, item.bytes, tuple(sorted([at[b] for b in item.blocks]))) for item in items
+            )
 
         values = tuple(
-            replace(v, producer=at[v.producer], consumers=tuple(sorted(at[b] for b in v.consumers)))
+            CrossingValue(
+                v.name, at[v.producer], tuple(sorted([at[b] for b in v.consumers])), v.forward_bytes, v.backward_bytes
+            )
             for v in self.values
         )
         if any(v.producer >= v.consumers[0] for v in values):
