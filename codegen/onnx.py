@@ -35,6 +35,7 @@ from hetpipe_compiler.codegen.quantities import digits
 from hetpipe_compiler.codegen.worker_groups import same_cuts
 from hetpipe_compiler.errors import ArtifactError
 from hetpipe_compiler.ir.plan import Plan, VirtualWorker
+from hetpipe_compiler.user_code import first_line
 
 
 def write_onnx(
@@ -81,7 +82,7 @@ def write_onnx(
     try:
         onnx.checker.check_model(str(path))
     except onnx.checker.ValidationError as error:
-        raise ArtifactError("HP448", f"ONNX's checker refuses it: {_first_line(error)}", where=str(path)) from error
+        raise ArtifactError("HP448", f"ONNX's checker refuses it: {first_line(error)}", where=str(path)) from error
 
 
 def _export(plan: Plan, worker: VirtualWorker, folder: Path, graph: Sequence[GraphNode]) -> tuple[Any, Any]:
@@ -100,7 +101,7 @@ def _export(plan: Plan, worker: VirtualWorker, folder: Path, graph: Sequence[Gra
                 exported = torch.export.export(chain, values, strict=False)
         except Exception as error:
             raise ArtifactError(
-                "HP446", f"torch.export cannot capture the chained stages: {_first_line(error)}", where=str(folder)
+                "HP446", f"torch.export cannot capture the chained stages: {first_line(error)}", where=str(folder)
             ) from error
         try:
             program = torch.onnx.export(
@@ -183,12 +184,7 @@ def _describe(model: Any, plan: Plan, exported: Any, lost: Sequence[str]) -> Non
         value.metadata_props.clear()
 
 
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
-
-
 def _root_cause(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
-    return _first_line(error)
+    return first_line(error)

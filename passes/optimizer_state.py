@@ -11,6 +11,7 @@ import torch
 from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.ir.workload import make_optimizer
 from hetpipe_compiler.passes.live_bytes import LiveBytesMode
+from hetpipe_compiler.user_code import USER_ERRORS, told, user_place
 
 Make = Callable[[Any], torch.optim.Optimizer]
 
@@ -43,17 +44,17 @@ def optimizer_memory(make: Make, parameters: Mapping[str, torch.Tensor]) -> Opti
     copies = {n: torch.nn.Parameter(torch.empty_like(p, device="meta")) for n, p in parameters.items()}
     try:
         return _measured(make, copies)
-    except Exception:
+    except USER_ERRORS:
         # Some optimizers read values. A few of the smallest parameters for real stand for all of them.
         smallest = sorted(parameters.items(), key=lambda item: item[1].numel())[:8]
         copies = {n: torch.nn.Parameter(torch.zeros(p.shape, dtype=p.dtype)) for n, p in smallest}
         try:
             return _measured(make, copies)
-        except Exception as error:
+        except USER_ERRORS as error:
             raise WorkloadError(
                 "HP109",
-                f"the optimizer raised {type(error).__name__}: {error}",
-                where="Workload.optimizer",
+                f"the optimizer raised {told(error)}",
+                where=user_place(error) or "Workload.optimizer",
                 hint="it is called with a stage's parameters and must return a torch.optim.Optimizer",
             ) from error
 

@@ -19,6 +19,7 @@ from hetpipe_compiler.passes.check_stages import check_stages
 from hetpipe_compiler.passes.in_flight import LEANEST
 from hetpipe_compiler.passes.partition_problem import Partitioner, PartitionProblem
 from hetpipe_compiler.passes.partition_search import Found, Search
+from hetpipe_compiler.user_code import USER_ERRORS, told
 
 #: Group of entry points that partitioners are announced under.
 ENTRY_POINTS = "hetpipe_compiler.partitioners"
@@ -79,9 +80,9 @@ class OwnPartitioner:
             pairs = [(device, list(blocks)) for device, blocks in stages]
         except HetpipeError:
             raise
-        except Exception as error:
+        except USER_ERRORS as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
-            message = f"raised {type(error).__name__}: {error} (at {last.filename}:{last.lineno})"
+            message = f"raised {told(error)} (at {last.filename}:{last.lineno})"
             raise self._malformed(message) from error
         if not pairs:
             raise self._malformed("answered with no stages")
@@ -138,8 +139,8 @@ def load_partitioner(name: str) -> OwnPartitioner:
         raise ClusterError("HP223", f"no partitioner '{name}'", where="--partitioner", hint=hint)
     try:
         function = found.load()
-    except Exception as error:
-        message = f"'{name}' cannot be imported: {type(error).__name__}: {error}"
+    except USER_ERRORS as error:
+        message = f"'{name}' cannot be imported: {told(error)}"
         hint = "a file of your own is found through PYTHONPATH: PYTHONPATH=DIR hetpipe-compile ..."
         raise ClusterError("HP223", message, where="--partitioner", hint=hint) from error
     if not callable(function):

@@ -17,6 +17,7 @@ from hetpipe_compiler.errors import RunError
 from hetpipe_compiler.frontend.load import user_line
 from hetpipe_compiler.runtime.batch_form import BatchForm
 from hetpipe_compiler.runtime.randomness import data_seed, epoch_seed, seed_everything
+from hetpipe_compiler.user_code import USER_ERRORS, told
 
 if TYPE_CHECKING:
     from hetpipe_compiler.frontend.load import LoadedWorkload
@@ -50,20 +51,15 @@ def shard_lengths(
     lengths = []
     for shard in range(num_shards):
         seed_everything(epoch_seed(seed, 0))
-        call = f"data(shard={shard}, num_shards={num_shards}, ...)"
+        call = _call(shard, num_shards)
         try:
             batches: Any = data(shard, num_shards, epoch_seed(seed, 0))
             length = length_of(batches)
             if length is None and hasattr(batches, "__iter__"):
                 each = counted_aloud(batches, call, on_note, "--steps needs no count")
                 length = sum(1 for _ in islice(each, at_most))
-        except (Exception, SystemExit) as error:
-            raise RunError(
-                "HP517",
-                f"{call} raised {type(error).__name__}: {error}",
-                where=user_line(error, workload.path),
-                hint="call it once in plain Python: for batch in data(0, 1, seed=0)",
-            ) from error
+        except USER_ERRORS as error:
+            raise _data_raised(workload, call, error) from error
         if length is None:
             raise yields_nothing(call, batches, workload)
         if not length:
@@ -120,7 +116,8 @@ class BatchSource:
         lengths: Batches in each shard; None without ``data``.
 
     Raises:
-        RunError: HP515 a shard without batches; HP516 a batch that is not what the plan was made for, naming the leaf.
+        RunError: HP515 a shard without batches; HP516 a batch that is not what the plan was made for, naming the leaf;
+            HP517 ``data`` raises.
     """
 
     def __init__(
@@ -178,6 +175,8 @@ class BatchSource:
             except StopIteration:
                 if attempt == 0:
                     self._restart(epoch)
+            except USER_ERRORS as error:
+                raise _data_raised(self._workload, _call(self._vw, self._shards), error) from error
         raise _no_batches(self._workload, self._vw, self._shards)
 
     def _restart(self, epoch: int) -> None:
@@ -186,7 +185,10 @@ class BatchSource:
         seed = epoch_seed(self._seed, epoch)
         # Seeded alike on all virtual workers, so that a shuffle that ignores the argument still gives disjoint shards.
         seed_everything(seed)
-        self._iterator = iter(data(self._vw, self._shards, seed))
+        try:
+            self._iterator = iter(data(self._vw, self._shards, seed))
+        except USER_ERRORS as error:
+            raise _data_raised(self._workload, _call(self._vw, self._shards), error) from error
 
     def _example_leaves(self) -> list[Any]:
         if self._filled is None:
@@ -206,10 +208,23 @@ def _filled(leaf: Any, generator: torch.Generator) -> Any:
     return torch.zeros(leaf.shape, dtype=leaf.dtype)
 
 
+def _call(shard: int, num_shards: int) -> str:
+    return f"data(shard={shard}, num_shards={num_shards}, ...)"
+
+
+def _data_raised(workload: LoadedWorkload, call: str, error: BaseException) -> RunError:
+    return RunError(
+        "HP517",
+        f"{call} raised {told(error)}",
+        where=user_line(error, workload.path),
+        hint="call it once in plain Python: for batch in data(0, 1, seed=0)",
+    )
+
+
 def _no_batches(workload: LoadedWorkload, shard: int, num_shards: int) -> RunError:
     return RunError(
         "HP515",
-        f"data(shard={shard}, num_shards={num_shards}, ...) yields no batches",
+        f"{_call(shard, num_shards)} yields no batches",
         where=str(workload.path),
         hint="every virtual worker needs at least one: use a smaller batch size or more data",
     )

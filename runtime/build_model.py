@@ -8,6 +8,7 @@ import torch
 
 from hetpipe_compiler.errors import RunError
 from hetpipe_compiler.frontend.load import LoadedWorkload, user_line
+from hetpipe_compiler.user_code import USER_ERRORS, told
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -22,9 +23,13 @@ def build_model(loaded: LoadedWorkload, seed: int) -> nn.Module:
     torch.manual_seed(seed)
     try:
         model = loaded.workload.model()
-    except (Exception, SystemExit) as error:
-        where = user_line(error, loaded.path)
-        raise RunError("HP555", f"building the model raised {type(error).__name__}: {error}", where=where) from error
+    except USER_ERRORS as error:
+        raise RunError(
+            "HP555",
+            f"building the model raised {told(error)}",
+            where=user_line(error, loaded.path),
+            hint="build it in plain PyTorch first",
+        ) from error
     if any(t.is_meta for t in (*model.parameters(), *model.buffers())):
         _initialise(model, str(loaded.path))
     return model

@@ -75,13 +75,12 @@ def evaluate(loaded: LoadedWorkload, weights: Path, seed: int) -> dict[str, floa
     Raises:
         RunError: HP558 it raises, or the weights do not load strictly.
     """
-    import traceback
-
     import torch
     from safetensors.torch import load_file
 
     from hetpipe_compiler.frontend.load import user_line
     from hetpipe_compiler.runtime.build_model import build_model
+    from hetpipe_compiler.user_code import USER_ERRORS, told
 
     if loaded.workload.evaluate is None:
         return None
@@ -91,12 +90,13 @@ def evaluate(loaded: LoadedWorkload, weights: Path, seed: int) -> dict[str, floa
         model.eval()
         with torch.no_grad():
             numbers = loaded.workload.evaluate(model)
+            if not isinstance(numbers, Mapping):
+                raise TypeError(f"evaluate() returned {type(numbers).__name__}, not a dict of named numbers")
             return {str(name): float(value) for name, value in numbers.items()}
-    except Exception as error:
-        last = "\n  ".join("".join(traceback.format_exception(error)).rstrip().splitlines()[-8:])
+    except USER_ERRORS as error:
         raise RunError(
             "HP558",
-            f"evaluation failed: {type(error).__name__}: {error}\n  {last}",
+            f"evaluation failed: {told(error)}",
             where=user_line(error, loaded.path),
             hint=f"training itself is done: the weights are in {weights}",
         ) from error

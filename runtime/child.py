@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from hetpipe_compiler.errors import HetpipeError
 from hetpipe_compiler.runtime.events import EventSender
 from hetpipe_compiler.runtime.job import Job
+from hetpipe_compiler.user_code import told
 
 
 @contextmanager
@@ -46,4 +47,4 @@ def _failure(error: BaseException) -> dict[str, object]:
     if isinstance(error, HetpipeError):
         place = f"{error.where}: " if error.where else ""
         return {**failure, "code": error.code, "error": place + error.message, "hint": error.hint}
-    return {**failure, "code": None, "error": f"{type(error).__name__}: {error}", "hint": None}
+    return {**failure, "code": None, "error": told(error), "hint": None}

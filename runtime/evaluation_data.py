@@ -13,6 +13,7 @@ from hetpipe_compiler.frontend.load import user_line
 from hetpipe_compiler.runtime.batch_form import BatchForm
 from hetpipe_compiler.runtime.batches import counted_aloud, length_of, yields_nothing
 from hetpipe_compiler.runtime.randomness import data_seed, epoch_seed, seed_everything
+from hetpipe_compiler.user_code import USER_ERRORS, told
 
 if TYPE_CHECKING:
     from hetpipe_compiler.frontend.load import LoadedWorkload
@@ -41,12 +42,12 @@ def evaluation_minibatches(
             count = 0
             for count, last in enumerate(counted_aloud(batches, CALL, on_note, "it must have an end"), 1):  # noqa: B007
                 pass
-    except (Exception, SystemExit) as error:
+    except USER_ERRORS as error:
         if isinstance(error, RunError):
             raise
         raise RunError(
             "HP517",
-            f"{CALL} raised {type(error).__name__}: {error}",
+            f"{CALL} raised {told(error)}",
             where=user_line(error, workload.path),
             hint="call it once in plain Python: for batch in evaluation_data()",
         ) from error

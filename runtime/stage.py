@@ -18,7 +18,7 @@ from hetpipe_compiler.ir.schedule import Instruction, Op
 from hetpipe_compiler.ir.stage_file import load_stage_class
 from hetpipe_compiler.runtime.batch_form import batch_dimension
 from hetpipe_compiler.runtime.channels import Mailbox, MessageKind, ParameterLink
-from hetpipe_compiler.runtime.optimizers import optimizer_and_scheduler
+from hetpipe_compiler.runtime.optimizers import optimizer_and_scheduler, stepping
 from hetpipe_compiler.runtime.randomness import minibatch_seed, seed_torch
 from hetpipe_compiler.runtime.recompute import buffers_replaced, kept_inputs, nothing_saved, random_state_kept
 from hetpipe_compiler.runtime.stage_error import backward_error, calling_stage
@@ -80,8 +80,8 @@ class StageEngine:
 
     Raises:
         ArtifactError: HP415 a stage module cannot be loaded. RunError: HP513 a value is missing or has another shape;
-        HP518 optimizer or scheduler cannot be made. `execute`: HP519 the stage module raises; HP521 its backward
-        does. What the optimizer raises passes with its traceback.
+        HP518 optimizer or scheduler cannot be made. `execute`: HP518 optimizer or scheduler raise in a step;
+        HP519 the stage module raises; HP521 its backward does.
     """
 
     def __init__(
@@ -106,6 +106,7 @@ class StageEngine:
         self._plan, self._stage, self._folder = plan, worker.stages[stage], folder
         self._inputs = {port.name: port for port in self._stage.inputs}
         self._is_last = stage == len(worker.stages) - 1
+        self._workload = workload
         self._mailbox, self._link, self._batches = mailbox, link, batches
         self._seed, self._device, self._reproducible = seed, torch.device(device), reproducible
         self._on_event = on_event
@@ -270,11 +271,13 @@ class StageEngine:
     def _update(self, minibatch: int) -> None:
         if self.optimizer is not None:
             self.local.begin_step()
-            self.optimizer.step()
+            with stepping(self._workload, "optimizer"):
+                self.optimizer.step()
             for parameter in self.weights.parameters.values():  # also those that the user's optimizer leaves out
                 parameter.grad = None
             if self.scheduler is not None:
-                self.scheduler.step()
+                with stepping(self._workload, "scheduler"):
+                    self.scheduler.step()
             self.local.end_step(minibatch)
         self._last_update = minibatch
         if minibatch in self._pending_losses:

@@ -1,29 +1,35 @@
 """The border between our commands and the shell: every command's ``main`` goes through `run_app`.
 
-======================================  ===========  ==================================================
-what ends the command                   exit status  what is printed on stderr
-======================================  ===========  ==================================================
-nothing                                 0
-a wrong option (typer's usage errors)   2            usage
-`HetpipeError`                          2            one error: code, place, amount, next step
-Ctrl-C                                  130
-any other exception                     1            "this is a bug in hetpipe-compiler" and its traceback
-======================================  ===========  ==================================================
+==============================================  ===========  ====================================================
+what ends the command                           exit status  what is printed on stderr
+==============================================  ===========  ====================================================
+nothing                                         0
+a wrong option (typer's usage errors)           2            usage
+`HetpipeError`                                  2            one error: code, place, amount, next step
+``sys.exit`` and the like in a user's function  2            the same: HP127
+Ctrl-C                                          130          interrupted
+nobody reads what is printed (``| head``)       141
+any other exception                             1            "this is a bug in hetpipe-compiler" and its traceback
+==============================================  ===========  ====================================================
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import io
+import os
 import platform
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     import typer
 
-from hetpipe_compiler.errors import HetpipeError
+from hetpipe_compiler.errors import HetpipeError, WorkloadError
+from hetpipe_compiler.user_code import told, user_place
 
 
 def single_command(function: Callable[..., Any]) -> typer.Typer:
@@ -33,7 +39,24 @@ def single_command(function: Callable[..., Any]) -> typer.Typer:
     from hetpipe_compiler.cli.grouped_help import GroupedHelp
 
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    app.command(cls=GroupedHelp)(function)
+
+    @functools.wraps(function)
+    def ended(*args: Any, **options: Any) -> Any:
+        """Here and not around typer, which has statuses of its own for some exceptions."""
+        with _statuses():
+            try:
+                return function(*args, **options)
+            except (Exception, KeyboardInterrupt):
+                raise
+            except BaseException as error:  # none of ours: a user's function raised it
+                raise WorkloadError(
+                    "HP127",
+                    f"your code ended the program: {told(error)}",
+                    where=user_place(error),
+                    hint="raise an Exception there if something is wrong, else return",
+                ) from error
+
+    app.command(cls=GroupedHelp)(ended)
     return app
 
 
@@ -42,18 +65,33 @@ def run_app(app: Callable[[], Any]) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that has no such letter shows ? and the command goes on
             stream.reconfigure(errors="replace")
-    try:
+    with _statuses():
         app()
+    raise SystemExit(0)
+
+
+@contextlib.contextmanager
+def _statuses() -> Iterator[None]:
+    """Turn exceptions into the statuses above, with what is to be printed."""
+    import typer
+
+    try:
+        yield
+        sys.stdout.flush()
+    except (typer.Exit, typer.Abort, typer.BadParameter):
+        raise
     except HetpipeError as error:
         print(error, file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         raise SystemExit(130) from None
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more
+        raise SystemExit(141) from None
     except Exception as error:
         print(_bug_report(error), file=sys.stderr)
         raise SystemExit(1) from None
-    raise SystemExit(0)
 
 
 def _bug_report(error: Exception) -> str:
@@ -61,7 +99,7 @@ def _bug_report(error: Exception) -> str:
 
     trace = "".join(traceback.format_exception(error))
     return (
-        f"{trace}\nthis is a bug in hetpipe-compiler {__version__}: {type(error).__name__}: {error}\n"
+        f"{trace}\nthis is a bug in hetpipe-compiler {__version__}: {told(error)}\n"
         f"  next: please report it with the lines above, your command and your files"
         f" (Python {platform.python_version()}, {platform.platform()})"
     )

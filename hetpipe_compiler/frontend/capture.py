@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.frontend.assigned_buffers import read_assigned_from_copies
-from hetpipe_compiler.frontend.export import cannot_export, export_step, first_line
+from hetpipe_compiler.frontend.export import cannot_export, export_step
 from hetpipe_compiler.frontend.gradient_hooks import refuse_hooks
 from hetpipe_compiler.frontend.load import LoadedWorkload, user_line
 from hetpipe_compiler.frontend.names import Names, attribute
@@ -32,6 +32,7 @@ from hetpipe_compiler.frontend.training_step import TrainingStep, loss_for, refu
 from hetpipe_compiler.ir.captured import Captured
 from hetpipe_compiler.ir.opaque import set_opaque_calls
 from hetpipe_compiler.ir.source import source_place, told_place
+from hetpipe_compiler.user_code import USER_ERRORS, first_line, told
 
 
 def capture(loaded: LoadedWorkload, *, evaluation: bool = False, opaque: Sequence[str] = ()) -> Captured:
@@ -63,7 +64,7 @@ def build_on_meta(loaded: LoadedWorkload) -> torch.nn.Module | None:
     try:
         with torch.device("meta"):
             model = loaded.workload.model()
-    except (Exception, SystemExit):
+    except USER_ERRORS:
         return None
     if not isinstance(model, torch.nn.Module):
         raise WorkloadError(
@@ -78,10 +79,10 @@ def build_real(loaded: LoadedWorkload, seed: int) -> torch.nn.Module:
     torch.manual_seed(seed)
     try:
         return loaded.workload.model().train()
-    except (Exception, SystemExit) as error:
+    except USER_ERRORS as error:
         raise WorkloadError(
             "HP110",
-            f"Workload.model() raised {type(error).__name__}: {error}",
+            f"Workload.model() raised {told(error)}",
             where=user_line(error, loaded.path),
             hint="build it in plain PyTorch first",
         ) from error
@@ -90,9 +91,12 @@ def build_real(loaded: LoadedWorkload, seed: int) -> torch.nn.Module:
 def _example(loaded: LoadedWorkload, device: str) -> Any:
     try:
         batch = loaded.workload.example_batch()
-    except (Exception, SystemExit) as error:
+    except USER_ERRORS as error:
         raise WorkloadError(
-            "HP110", f"Workload.example raised {type(error).__name__}: {error}", where=user_line(error, loaded.path)
+            "HP110",
+            f"Workload.example raised {told(error)}",
+            where=user_line(error, loaded.path),
+            hint="call it once in plain Python",
         ) from error
     return pytree.tree_map(lambda x: x.detach().to(device) if isinstance(x, torch.Tensor) else x, batch)
 
@@ -116,7 +120,7 @@ def _capture_on(
         graph_module, note = _export(loaded, step, tensors, kept)
     except WorkloadError:
         raise
-    except Exception as error:
+    except USER_ERRORS as error:
         if on_meta:
             return None
         raise cannot_export(step, tensors, loaded.path, error) from error
@@ -186,7 +190,7 @@ def _with_eval(
     except WorkloadError as error:
         where = (error.where or "").replace(str(loaded.path), loaded.path.name)  # a plan goes to other machines
         note = error.message + (f" ({where})" if where else "")
-    except Exception as error:
+    except USER_ERRORS as error:
         note = f"torch.export cannot follow the model: {first_line(error)}"
     finally:
         step.train()

@@ -32,6 +32,7 @@ from hetpipe_compiler.frontend.regions import autocast_on_cpu
 from hetpipe_compiler.frontend.training_step import TrainingStep
 from hetpipe_compiler.garbage import no_cyclic_garbage
 from hetpipe_compiler.ir.source import is_internal, short_path
+from hetpipe_compiler.user_code import USER_ERRORS, first_line, told
 
 
 def export_step(
@@ -85,7 +86,7 @@ def _export(step: TrainingStep, tensors: tuple[torch.Tensor, ...]) -> tuple[Expo
                 note = "the model turns the batch size into a constant"
             except WorkloadError:
                 raise
-            except Exception as error:
+            except USER_ERRORS as error:
                 note = f"the model needs a fixed batch size: {first_line(error)}"
         return _exported(step, tensors, None), note
 
@@ -108,7 +109,9 @@ def _is_free(program: ExportedProgram) -> bool:
     return isinstance(size, torch.SymInt) and not size.node.expr.is_number
 
 
-def cannot_export(step: TrainingStep, tensors: tuple[torch.Tensor, ...], path: Path, error: Exception) -> WorkloadError:
+def cannot_export(
+    step: TrainingStep, tensors: tuple[torch.Tensor, ...], path: Path, error: BaseException
+) -> WorkloadError:
     """Tell a model that raises (HP110) from one that only export cannot follow (HP111), by calling it on real
     tensors."""
     try:
@@ -117,10 +120,10 @@ def cannot_export(step: TrainingStep, tensors: tuple[torch.Tensor, ...], path: P
             step(*tensors)
     except WorkloadError as own:
         return own
-    except Exception as own:
+    except USER_ERRORS as own:
         return WorkloadError(
             "HP110",
-            f"the model or its loss raised {type(own).__name__}: {first_line(own)}",
+            f"the model or its loss raised {told(own)}",
             where=_place(own, path),
             hint="run one training step on the example in plain PyTorch",
         )
@@ -137,7 +140,7 @@ def cannot_export(step: TrainingStep, tensors: tuple[torch.Tensor, ...], path: P
     )
 
 
-def _module_at_fault(error: Exception, step: TrainingStep) -> str:
+def _module_at_fault(error: BaseException, step: TrainingStep) -> str:
     """Path of the innermost submodule that was running; '' if the error came from the model's own forward."""
     paths = {id(module): path for path, module in step.model.named_modules()}
     found, trace = "", error.__traceback__
@@ -145,12 +148,6 @@ def _module_at_fault(error: Exception, step: TrainingStep) -> str:
         found = paths.get(id(trace.tb_frame.f_locals.get("self")), found)
         trace = trace.tb_next
     return found
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text, at most 300 characters."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:300] if lines else type(error).__name__
 
 
 def _place(error: BaseException, path: Path) -> str:

@@ -16,6 +16,7 @@ import yaml
 
 from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.ir.workload import Workload
+from hetpipe_compiler.user_code import USER_ERRORS, told
 
 
 @dataclass(frozen=True)
@@ -102,8 +103,9 @@ def load_workload(path: Path, settings: dict[str, Any] | None = None) -> LoadedW
         ) from error
     except SyntaxError as error:
         raise WorkloadError("HP103", f"syntax error: {error.msg}", where=f"{error.filename}:{error.lineno}") from error
-    except (Exception, SystemExit) as error:
-        raise WorkloadError("HP103", f"{type(error).__name__}: {error}", where=user_line(error, path)) from error
+    except USER_ERRORS as error:
+        hint = f"see what it says in plain Python: python {path}"
+        raise WorkloadError("HP103", told(error), where=user_line(error, path), hint=hint) from error
     make = getattr(module, "workload", None)
     if not callable(make):
         raise WorkloadError(
@@ -117,9 +119,12 @@ def load_workload(path: Path, settings: dict[str, Any] | None = None) -> LoadedW
         ) from None
     try:
         workload = make(**settings)
-    except (Exception, SystemExit) as error:
+    except USER_ERRORS as error:
         raise WorkloadError(
-            "HP103", f"workload() raised {type(error).__name__}: {error}", where=user_line(error, path)
+            "HP103",
+            f"workload() raised {told(error)}",
+            where=user_line(error, path),
+            hint="call it once in plain Python",
         ) from error
     if not isinstance(workload, Workload):
         raise WorkloadError(

@@ -34,6 +34,7 @@ from hetpipe_compiler.frontend.watched_call import (
     watched_call,
 )
 from hetpipe_compiler.ir.opaque import OPAQUE, OpaqueCall, Size, Slot, TensorForm, exporting, size_at
+from hetpipe_compiler.user_code import USER_ERRORS, told
 
 
 class Kept:
@@ -133,10 +134,10 @@ class Kept:
                 step(*(leaf.clone() for leaf in leaves))
             except WorkloadError:
                 raise
-            except Exception as error:
+            except USER_ERRORS as error:
                 raise WorkloadError(
                     "HP110",
-                    f"the model or its loss raised {type(error).__name__}: {error}",
+                    f"the model or its loss raised {told(error)}",
                     where=user_line(error, self._loaded.path),
                     hint="run one training step on the example in plain PyTorch",
                 ) from error

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from hetpipe_compiler.errors import ArtifactError, HetpipeError
+from hetpipe_compiler.user_code import USER_ERRORS, told
 
 if TYPE_CHECKING:
     from torch import nn
@@ -46,10 +47,10 @@ def load_stage_class(folder: Path, module: str | None) -> type[nn.Module]:
         loaded = import_stage_file(path)
     except HetpipeError:
         raise
-    except Exception as error:
+    except USER_ERRORS as error:
         line = error.lineno if isinstance(error, SyntaxError) else traceback.extract_tb(error.__traceback__)[-1].lineno
         raise ArtifactError(
-            "HP415", f"{type(error).__name__}: {error}", where=f"{path}:{line}", hint="compile again, or undo the edit"
+            "HP415", told(error), where=f"{path}:{line}", hint="compile again, or undo the edit"
         ) from error
     stage: type[nn.Module] | None = getattr(loaded, "Stage", None)
     if stage is None:

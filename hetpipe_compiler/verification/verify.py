@@ -20,9 +20,9 @@ from pathlib import Path
 import torch
 
 from hetpipe_compiler.errors import WorkloadError
-from hetpipe_compiler.frontend.export import first_line
 from hetpipe_compiler.frontend.load import LoadedWorkload, user_line
 from hetpipe_compiler.ir.plan import Plan
+from hetpipe_compiler.user_code import USER_ERRORS, first_line, told
 from hetpipe_compiler.verification.original import Original
 from hetpipe_compiler.verification.outcome import Difference, Outcome, Reference, largest_difference
 from hetpipe_compiler.verification.stages import WrittenStages
@@ -95,13 +95,13 @@ class Verifier:
             try:
                 self._original.widen(wide)
                 found = self._original.choose_batch()
-            except Exception as error:
+            except USER_ERRORS as error:
                 if wide:
                     self._note = f"the model does not run in float64: {first_line(error)}"
                     continue
                 raise WorkloadError(
                     "HP110",
-                    f"the model or its loss raised {type(error).__name__}: {first_line(error)}",
+                    f"the model or its loss raised {told(error)}",
                     where=user_line(error, loaded.path),
                     hint="run one training step on the example in plain PyTorch",
                 ) from error
@@ -169,10 +169,10 @@ class Verifier:
                     difference = largest_difference(held, complete, gradients=gradients)
                 mode = " in eval mode" if evaluate else ""
                 differences.append(replace(difference, value=difference.value + mode))
-        except Exception as error:
+        except USER_ERRORS as error:
             raise WorkloadError(
                 "HP121",
-                f"the stages raised {type(error).__name__}: {first_line(error)}",
+                f"the stages raised {told(error)}",
                 where=self._where,
                 hint="please report this with your model; without --verify the plan is written all the same",
             ) from error

@@ -67,6 +67,54 @@ def test_errors_and_statuses_pass_through_typer(
     assert "--count" in err
 
 
+def test_what_a_users_function_ends_is_an_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def command() -> None:
+        sys.exit(0)
+
+    monkeypatch.setattr(sys, "argv", ["hetpipe-test"])
+    assert status(single_command(command)) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error[HP127]: ")
+    assert "test_boundary.py:" in err
+    assert "your code ended the program: SystemExit: 0" in err
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected", "message"), [(KeyboardInterrupt, 130, "interrupted\n"), (EOFError, 1, "this is a bug")]
+)
+def test_typer_has_no_say_in_how_a_command_ends(
+    raised: type[BaseException],
+    expected: int,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def command() -> None:
+        raise raised
+
+    monkeypatch.setattr(sys, "argv", ["hetpipe-test"])
+    assert status(single_command(command)) == expected
+    assert message in capsys.readouterr().err
+
+
+def test_a_reader_that_is_gone_is_no_bug() -> None:
+    code = (
+        "from hetpipe_compiler.cli.boundary import run_app, single_command\n"
+        "def command() -> None:\n"
+        "    for at in range(100000): print(at)\n"
+        "run_app(single_command(command))\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait() == 141
+        assert process.stderr.read() == b""
+
+
 def test_run_help_does_not_load_torch() -> None:
     code = (
         "import sys\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,22 @@ def test_a_model_whose_constructor_raises() -> None:
 
     error = refused("HP110", job(broken))
     assert "ValueError: no width" in error.message
+    assert str(error.where).startswith(f"{__file__}:")
+
+
+def test_a_forward_that_calls_sys_exit_is_an_error() -> None:
+    class Leaves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.layer(x).shape:
+                sys.exit(0)
+            return x
+
+    error = refused("HP110", job(Leaves))
+    assert error.message == "the model or its loss raised SystemExit: 0"
     assert str(error.where).startswith(f"{__file__}:")
 
 

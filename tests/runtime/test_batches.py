@@ -127,6 +127,23 @@ def test_data_that_fails_is_the_users_error(data: Any, message: str) -> None:
     assert caught.value.code == "HP517"
 
 
+@pytest.mark.parametrize("fails", ["call", "stream"])
+def test_data_that_fails_in_the_second_epoch(toy: Toy, fails: str) -> None:
+    first = epoch_seed(0, 0)
+
+    def data(_shard: int, _shards: int, seed: int) -> Any:
+        if fails == "call" and seed != first:
+            raise OSError("disk broke")
+        return [make(1), make(2)] if seed == first else broken_stream()
+
+    source = BatchSource(toy.plan, 0, load(data), 0)
+    source(1)
+    source(2)
+    with pytest.raises(RunError, match=r"data\(shard=0, num_shards=2, ...\) raised OSError: disk broke") as caught:
+        list(map(source, (3, 4)))
+    assert caught.value.code == "HP517"
+
+
 def test_a_batch_is_a_function_of_seed_worker_and_minibatch(toy: Toy) -> None:
     """Augmentations may draw from torch, NumPy or random; asking again, or only for later ones, gives the same."""
 

@@ -1,0 +1,49 @@
+"""What functions of the user raise (those of model.py, a partitioner), and how it is told."""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from pathlib import Path
+
+#: An error of a user's function. ``sys.exit`` is one like any other: it would end our command as if all were done.
+USER_ERRORS = (Exception, SystemExit)
+
+_MOST_LETTERS = 300
+
+
+def told(error: BaseException) -> str:
+    """``ValueError: its text`` in one line; the name alone where there is no text."""
+    text = " ".join(_text(error).split())
+    return f"{type(error).__name__}: {_cut(text)}" if text else type(error).__name__
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, for one that goes on with stacks; its name where there is no text."""
+    lines = [line.strip() for line in _text(error).splitlines() if line.strip()]
+    return _cut(lines[0]) if lines else type(error).__name__
+
+
+def user_place(error: BaseException) -> str | None:
+    """``FILE:LINE`` of the innermost frame that is neither ours nor torch's nor Python's own; None if there is none."""
+    from hetpipe_compiler.ir.source import is_internal
+
+    library = Path(sysconfig.get_paths()["stdlib"])
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        if is_internal(frame.filename) or (file.is_relative_to(library) and "site-packages" not in file.parts):
+            continue
+        shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+        return f"{shown}:{frame.lineno}"
+    return None
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # a __str__ of the user's that raises
+        return ""
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MOST_LETTERS else text[:_MOST_LETTERS] + "..."
