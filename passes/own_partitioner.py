@@ -6,10 +6,11 @@ It is found by the name of an entry point of the group `ENTRY_POINTS`, or as ``m
 
 from __future__ import annotations
 
-import traceback
+import reprlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from itertools import islice
 from typing import Any
 
 from hetpipe_compiler.errors import ClusterError, HetpipeError, PlanningError
@@ -19,7 +20,7 @@ from hetpipe_compiler.passes.check_stages import check_stages
 from hetpipe_compiler.passes.in_flight import LEANEST
 from hetpipe_compiler.passes.partition_problem import Partitioner, PartitionProblem
 from hetpipe_compiler.passes.partition_search import Found, Search
-from hetpipe_compiler.user_code import USER_ERRORS, told
+from hetpipe_compiler.user_code import USER_ERRORS, told, user_place
 
 #: Group of entry points that partitioners are announced under.
 ENTRY_POINTS = "hetpipe_compiler.partitioners"
@@ -75,23 +76,28 @@ class OwnPartitioner:
             answer = self.function(problem)
             if answer is None:
                 return None
-            # An answer may be lazy: to look at it is to run it.
-            stages: list[Any] = list(answer)
-            pairs = [(device, list(blocks)) for device, blocks in stages]
+            if not isinstance(answer, Iterable):
+                raise self._malformed(f"answered with {shown(answer)}, which is no list of stages")
+            # An answer may be lazy: to look at it is to run it. With one too many it is wrong, however long it is.
+            stages = [self._stage(stage, len(problem.chain) + 1) for stage in islice(answer, len(problem.devices) + 1)]
         except HetpipeError:
             raise
         except USER_ERRORS as error:
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            message = f"raised {told(error)} (at {last.filename}:{last.lineno})"
-            raise self._malformed(message) from error
-        if not pairs:
+            place = user_place(error)
+            raise self._malformed(f"raised {told(error)}" + (f" (at {place})" if place else "")) from error
+        if not stages:
             raise self._malformed("answered with no stages")
-        for device, blocks in pairs:
-            if not isinstance(device, str):
-                raise self._malformed(f"answered with the device {shown(device)}, which is no id")
-            if not all(isinstance(block, int) or hasattr(block, "__index__") for block in blocks):
-                raise self._malformed(f"answered with blocks of {device} that are no whole numbers")
-        return [(device, [int(block) for block in blocks]) for device, blocks in pairs]
+        return stages
+
+    def _stage(self, stage: Any, most_blocks: int) -> tuple[str, list[int]]:
+        if not (isinstance(stage, (tuple, list)) and len(stage) == 2 and isinstance(stage[1], Iterable)):
+            raise self._malformed(f"answered with the stage {reprlib.repr(stage)}")
+        device, blocks = stage[0], list(islice(stage[1], most_blocks))
+        if not isinstance(device, str):
+            raise self._malformed(f"answered with the device {shown(device)}, which is no id")
+        if not all(isinstance(block, int) or hasattr(block, "__index__") for block in blocks):
+            raise self._malformed(f"answered with blocks of {device} that are no whole numbers")
+        return device, [int(block) for block in blocks]
 
     def _malformed(self, message: str) -> PlanningError:
         hint = "a partitioner returns [(device id, block indices), ...], or None if nothing fits"
@@ -130,7 +136,7 @@ def load_partitioner(name: str) -> OwnPartitioner:
     """
     announced = entry_points(group=ENTRY_POINTS)
     found = next((point for point in announced if point.name == name), None)
-    if found is None and ":" in name:
+    if found is None and EntryPoint.pattern.fullmatch(name) and ":" in name:
         found = EntryPoint(name, name, ENTRY_POINTS)
     if found is None:
         names = sorted(point.name for point in announced)

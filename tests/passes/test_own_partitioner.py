@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -83,8 +84,17 @@ def test_what_it_is_asked() -> None:
 @pytest.mark.parametrize(
     ("answer", "code", "message"),
     [
-        (lambda _: 3, "HP311", "raised TypeError"),
-        (lambda _: [("n0:0", range(6)), 5], "HP311", "raised TypeError"),
+        (lambda _: 3, "HP311", "answered with 3, which is no list of stages"),
+        (lambda _: [("n0:0", range(6)), 5], "HP311", "answered with the stage 5"),
+        (lambda _: [("n0:0", [0], 1)], "HP311", "answered with the stage ('n0:0', [0], 1)"),
+        (lambda _: [("n0:0", itertools.count())], "HP312", "block 6, which is none"),
+        (
+            lambda _: (("n0:0", itertools.repeat(0)) for _ in itertools.count()),
+            "HP312",
+            "block 0 (layer0) is in stage 0 and again in stage 0",
+        ),
+        (lambda: [], "HP311", "takes 0 positional arguments but 1 was given"),
+        (lambda _: sys.exit(0), "HP311", "raised SystemExit: 0 (at "),
         (lambda p: p.nothing, "HP311", f"(at {__file__}:"),
         (lambda _: [], "HP311", "no stages"),
         (lambda _: [(0, range(6))], "HP311", "the device 0, which is no id"),
@@ -141,6 +151,7 @@ def test_found_by_an_entry_point_and_by_its_path(tmp_path: Path, monkeypatch: py
             "nowhere:whole": "No module named 'nowhere'",
             "some_partitioner:half": "has no attribute 'half'",
             "some_partitioner:value": "is no function",
+            "some_partitioner:": "no partitioner 'some_partitioner:'",
         }.items():
             with pytest.raises(ClusterError) as caught:
                 load_partitioner(name)
