@@ -13,6 +13,7 @@ import networkx as nx
 import torch
 from torch import fx
 
+from hetpipe_compiler.codegen.quantities import counted
 from hetpipe_compiler.frontend.regions import Context, contexts_of
 from hetpipe_compiler.ir.captured import Captured
 from hetpipe_compiler.ir.plan import Tensor
@@ -42,7 +43,7 @@ class _Explanation:
         self._storages = Storages(self._graph)
 
     def lines(self, name: str) -> Iterator[str]:
-        yield f"{name}: {len(self._calls)} operators, captured in train mode"
+        yield f"{name}: {counted(len(self._calls), 'operator')}, captured in train mode"
         yield ""
         yield from self._parameters()
         yield from self._buffers()
@@ -216,7 +217,7 @@ def _section(title: str, rows: Sequence[tuple[int, str, str]], none: str) -> Ite
         yield from _entry(title, none)
         return
     total = sum(count for count, _, _ in rows)
-    yield from _entry(title, f"{total} operator{'s' if total > 1 else ''}")
+    yield from _entry(title, f"{counted(total, 'operator')}")
     for count, text, place in rows[:_ROWS]:
         yield from _wrapped(f"{count:6}  {text}  ({place.replace(' ', _GLUE)})", " " * 8)
     if len(rows) > _ROWS:

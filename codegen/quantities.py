@@ -21,6 +21,11 @@ def digits(value: float) -> str:
     return f"{value:.3g}" if magnitude < 1e-4 else f"{value:.4f}"
 
 
+def counted(count: int, one: str, many: str | None = None) -> str:
+    """``1 minibatch``, ``2 minibatches``; ``many`` where it is not ``one`` with an s (or es after a hiss)."""
+    return f"{count} {one if count == 1 else many or one + ('es' if one.endswith(('s', 'ch')) else 's')}"
+
+
 def percent(share: float) -> str:
     """``12 %``; one decimal below ten."""
     return f"{100 * share:.0f} %" if share >= 0.095 else f"{100 * share:.1f} %"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
+from hetpipe_compiler.codegen.quantities import counted
 from hetpipe_compiler.errors import RunError
 from hetpipe_compiler.frontend.load import user_line
 from hetpipe_compiler.runtime.batch_form import BatchForm
@@ -140,7 +141,7 @@ class BatchSource:
         if self.lengths and self.lengths[vw] < max(self.lengths) and on_note:
             own, most = self.lengths[vw], max(self.lengths)
             on_note(
-                f"vw{vw}: its shard has {own} batches where the largest has {most}: "
+                f"vw{vw}: its shard has {counted(own, 'batch')} where the largest has {most}: "
                 f"it wraps round, repeating {most - own} in every epoch"
             )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from hetpipe_compiler.codegen.quantities import counted
 from hetpipe_compiler.errors import RunError
 from hetpipe_compiler.frontend.load import user_line
 from hetpipe_compiler.runtime.batch_form import BatchForm
@@ -57,7 +58,7 @@ def evaluation_minibatches(
         if samples is not None:
             count -= 1
             on_note(
-                f"the last batch has {samples} samples and is left out:"
+                f"the last batch has {counted(samples, 'sample')} and is left out:"
                 f" the plan's batch size is fixed at {plan.batch_size} ({plan.dynamic_batch_note})"
             )
     if not count:
@@ -68,6 +69,16 @@ def evaluation_minibatches(
             hint="it needs at least one",
         )
     return count
+
+
+def no_samples(workload: LoadedWorkload) -> RunError:
+    """HP515 for evaluation data whose batches are all empty."""
+    return RunError(
+        "HP515",
+        f"the batches of {CALL} have no samples: there is no loss to tell",
+        where=str(workload.path),
+        hint="it needs at least one",
+    )
 
 
 class EvaluationBatches:
@@ -111,7 +122,7 @@ class EvaluationBatches:
     def _other_count(self, came: str) -> RunError:
         return RunError(
             "HP517",
-            f"{CALL} should yield {self._minibatches} batches, but {came} came",
+            f"{CALL} should yield {counted(self._minibatches, 'batch')}, but {came} came",
             where=str(self._workload.path),
             hint="it must yield the same batches each time, and as many as its len() says",
         )

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from hetpipe_compiler.codegen.quantities import counted
 from hetpipe_compiler.runtime.events import Event
 from hetpipe_compiler.runtime.progress import finite, rate
 
@@ -57,6 +58,7 @@ class EvaluationProgress:
         self._task = TaskID(0)
 
     def __enter__(self) -> EvaluationProgress:
+        starting = f"starting {counted(self._processes, 'process')}"
         if self._console.is_terminal:
             columns = (
                 TextColumn("{task.description}"),
@@ -65,10 +67,10 @@ class EvaluationProgress:
                 TextColumn("{task.fields[told]}"),
             )
             self._bar = Progress(*columns, TimeRemainingColumn(), console=self._console)
-            self._task = self._bar.add_task(f"starting {self._processes} processes", total=self._total, told="")
+            self._task = self._bar.add_task(starting, total=self._total, told="")
             self._bar.start()
         else:
-            self.note(f"starting {self._processes} processes")
+            self.note(starting)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -96,8 +98,10 @@ class EvaluationProgress:
     def result(self) -> Evaluation:
         """What has been found, once all minibatches are done."""
         samples = sum(self._samples.values())
-        # fsum: rounded once, so it does not matter in which order the minibatches are added.
-        loss = math.fsum(loss * self._samples[p] for p, loss in self._losses.items()) / max(samples, 1)
+        # fsum: rounded once, so it does not matter in which order the minibatches are added. The loss of no samples is
+        # NaN, and counts for nothing.
+        losses = (loss * self._samples[p] for p, loss in self._losses.items() if self._samples[p])
+        loss = math.fsum(losses) / samples if samples else math.nan
         return Evaluation(loss, samples, len(self._losses), samples / max(self._ended - self._begun, 1e-9))
 
     def _take_loss(self, event: Event) -> None:
@@ -105,8 +109,8 @@ class EvaluationProgress:
         self._losses[minibatch], self._ended = loss, event["time"]
         samples = self._samples.get(minibatch, 0)
         self._done += samples
-        self._sum += loss * samples
-        if not math.isfinite(loss) and not self._told_of_nan:
+        self._sum += loss * samples if samples else 0.0
+        if not math.isfinite(loss) and samples and not self._told_of_nan:
             self._told_of_nan = True
             self.note(f"the loss of minibatch {minibatch} is not a finite number")
         so_far = f"samples/s {rate(self._done / max(self._ended - self._begun, 1e-9))}"

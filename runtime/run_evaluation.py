@@ -12,9 +12,10 @@ from typing import Any
 
 from rich.console import Console
 
+from hetpipe_compiler.codegen.quantities import counted
 from hetpipe_compiler.files import write_text
 from hetpipe_compiler.runtime.eval_stage import check_evaluates
-from hetpipe_compiler.runtime.evaluation_data import evaluation_minibatches
+from hetpipe_compiler.runtime.evaluation_data import evaluation_minibatches, no_samples
 from hetpipe_compiler.runtime.evaluation_progress import EvaluationProgress
 from hetpipe_compiler.runtime.job import Job
 from hetpipe_compiler.runtime.preflight import check_stages
@@ -77,7 +78,8 @@ def run_evaluation(prepared: Prepared, *, port: int | None = None) -> bool:
     """Evaluate, print the result and write it; False when Ctrl-C (or SIGTERM) ended it.
 
     Raises:
-        RunError: HP553 the port is in use; HP560-HP562 a process failed, or nothing goes on.
+        RunError: HP515 all batches are empty; HP553 the port is in use; HP560-HP562 a process failed, or nothing goes
+            on.
     """
     job, run = prepared.job, prepared.run
     vw = job.evaluates or 0
@@ -95,11 +97,13 @@ def run_evaluation(prepared: Prepared, *, port: int | None = None) -> bool:
         return False
     found = progress.result()
     assert found.minibatches == job.minibatches, "a minibatch has no loss"
+    if not found.samples:
+        raise no_samples(prepared.loaded)
     result: dict[str, Any] = {**found.to_dict(), "weights": str(job.weights), "virtual_worker": vw}
     write_text(run / RESULT_FILE, json.dumps(result, indent=1) + "\n")
     say(
         prepared.console,
-        f"loss {found.loss:.6g} over {found.samples} samples in {found.minibatches} minibatches,"
+        f"loss {found.loss:.6g} over {counted(found.samples, 'sample')} in {counted(found.minibatches, 'minibatch')},"
         f" {rate(found.samples_per_s)} samples/s",
     )
     return True

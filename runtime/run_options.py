@@ -8,6 +8,7 @@ from typing import Literal
 
 from rich.console import Console
 
+from hetpipe_compiler.codegen.quantities import counted
 from hetpipe_compiler.errors import RunError
 from hetpipe_compiler.runtime.job import FILE_NAME
 
@@ -116,7 +117,7 @@ def choose_backend(options: RunOptions, stages: int, console: Console) -> Litera
             hint="use --backend cpu to rehearse on the CPU, or compile for this machine's devices",
         )
     if have:
-        say(console, f"{have} CUDA devices for {need} stages: running on the CPU")
+        say(console, f"{counted(have, 'CUDA device')} for {counted(need, 'stage')}: running on the CPU")
     return "cpu"
 
 

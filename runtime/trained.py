@@ -125,9 +125,10 @@ def _opened(path: Path) -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
-        raise ArtifactError(
-            "HP416", "no such file", where=str(path), hint="a run writes RUN/weights.safetensors at its end"
-        )
+        inside = path / WEIGHTS_FILE
+        what = "no such file" if not path.exists() else "is a folder" if path.is_dir() else "is no file of weights"
+        hint = f"give {inside}" if inside.is_file() else "a run writes RUN/weights.safetensors at its end"
+        raise ArtifactError("HP416", what, where=str(path), hint=hint)
     try:
         with safe_open(path, framework="pt") as file:
             yield file

@@ -99,11 +99,15 @@ def _profile(
 
 
 def _summary(profile: Profile, keys: list[str], out: Path, errors: Any) -> None:
+    from hetpipe_compiler.codegen.quantities import counted
+
     here = [profile.operators[key] for key in keys]
     skipped = [(key, profile.operators[key].skipped) for key in keys if profile.operators[key].skipped]
     spreads = sorted(times.forward_spread for times in here if times.skipped is None)
     spread = f", median spread {spreads[len(spreads) // 2]:.0%}" if spreads else ""
-    errors.print(f"written: {out} ({len(here) - len(skipped)} operators{spread})", highlight=False, soft_wrap=True)
+    errors.print(
+        f"written: {out} ({counted(len(here) - len(skipped), 'operator')}{spread})", highlight=False, soft_wrap=True
+    )
     for key, reason in skipped:
         errors.print(f"estimated, not measured: {key}: {reason}", highlight=False, soft_wrap=True, markup=False)
 

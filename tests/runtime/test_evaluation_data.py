@@ -70,7 +70,7 @@ def test_what_is_drawn_at_random_is_the_same_each_time(toy: Toy) -> None:
     assert all(torch.equal(a[0], b[0]) for a, b in zip(first, again, strict=True))
 
 
-@pytest.mark.parametrize(("said", "told"), [(3, "3 batches, but only 2 came"), (1, "1 batches, but more came")])
+@pytest.mark.parametrize(("said", "told"), [(3, "3 batches, but only 2 came"), (1, "1 batch, but more came")])
 def test_another_number_of_batches_than_said(toy: Toy, said: int, told: str) -> None:
     with pytest.raises(RunError, match=told) as caught:
         leaves_of(toy, load(lambda: Length(said, [make(1), make(2)])))

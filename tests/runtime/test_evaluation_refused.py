@@ -104,6 +104,7 @@ CASES: dict[str, tuple[Callable[[Toy], None], dict[str, Any]]] = {
     "a buffer has another dtype": (other_dtype, {}),
     "no weights file": (lambda _: None, {"evaluate": Path("nowhere.safetensors")}),
     "no safetensors file": (lambda _: None, {"evaluate": Path(__file__)}),
+    "a folder of weights": (lambda _: None, {"evaluate": Path(__file__).parent}),
     "no such virtual worker": (lambda _: None, {"vw": 1}),
     "an option of training": (lambda _: None, {"save_every": 2}),
     "the interpreter": (lambda _: None, {"interpret": True}),
