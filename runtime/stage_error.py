@@ -92,7 +92,9 @@ def _told(frames: _Frames, folder: Path, stage: Stage) -> tuple[str, str] | None
     own = [frame for frame in frames[at + 1 :] if not is_internal(frame[0])]
     if own:
         place = f"{short_path(Path(own[-1][0]), folder.resolve())}:{own[-1][1]}"
-    return f"{place or 'the model'} ({module})", f"`{text[line - 1].strip()}` ({stage.module}:{line})"
+    if module != "(model)":
+        place = f"{place or 'the model'} ({module})"
+    return place or "the model or its loss", f"`{text[line - 1].strip()}` ({stage.module}:{line})"
 
 
 def _heading(text: list[str], line: int) -> tuple[str, str]:

@@ -25,6 +25,7 @@ from hetpipe_compiler.frontend.frozen_calls import watched_calls
 from hetpipe_compiler.frontend.gradient_hooks import refusing_hooks
 from hetpipe_compiler.frontend.idle_python import idle_python
 from hetpipe_compiler.frontend.load import user_line
+from hetpipe_compiler.frontend.loss_lines import loss_lines
 from hetpipe_compiler.frontend.moments import Moments
 from hetpipe_compiler.frontend.own_gradients import OwnGradients
 from hetpipe_compiler.frontend.python_state import PythonState
@@ -62,7 +63,7 @@ def _export_step(
     step: TrainingStep, tensors: tuple[torch.Tensor, ...], path: Path
 ) -> tuple[ExportedProgram, str | None]:
     observed, gradients, moments = Observed(), OwnGradients(path), Moments(path)
-    with gradients.watched(), refusing_hooks(path), watched_calls(path):
+    with gradients.watched(), refusing_hooks(path), watched_calls(path), loss_lines(step.loss):
         with moments.watched(step):
             program, note = _export(ObservedStep(step, observed, path), tensors)
         with moments.returning(step):

@@ -34,6 +34,10 @@ def test_the_line_of_the_model(tmp_path: Path) -> None:
     stage = tmp_path / "out" / str(plan.virtual_workers[0].stages[0].module)
     assert "aten.embedding.default" in stage.read_text().splitlines()[int(emitted) - 1]
     assert isinstance(error.__cause__, IndexError)
+    with pytest.raises(RunError, match="Target 1001 is out of bounds") as caught:
+        ForwardOnly(tmp_path / "out", plan).loss([ids, torch.full_like(targets, 1001)])
+    line = next(at for at, text in enumerate(MODELS.read_text().splitlines(), 1) if "logits.flatten(0, 1)" in text)
+    assert caught.value.where == f"models.py:{line}", "the loss is a plain function"
 
 
 MODEL = """
@@ -126,7 +130,7 @@ def test_a_backward_that_misses_what_was_written_over(tmp_path: Path, recompute:
     error, line = _trained(tmp_path, {"writes": True, "refuses": not recompute}, recompute)
     assert error.code == "HP521"
     assert "modified by an inplace operation" in error.message
-    assert error.where == f"{line('SAVES')} ((model))"
+    assert error.where == line("SAVES")
     assert "aten.mul.Tensor(" in str(error.hint)
 
 
