@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sysconfig
 import traceback
 from pathlib import Path
 
@@ -26,12 +25,11 @@ def first_line(error: BaseException) -> str:
 
 def user_place(error: BaseException) -> str | None:
     """``FILE:LINE`` of the innermost frame that is neither ours nor torch's nor Python's own; None if there is none."""
-    from hetpipe_compiler.ir.source import is_internal
+    from hetpipe_compiler.ir.source import is_internal, is_pythons_own
 
-    library = Path(sysconfig.get_paths()["stdlib"])
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)
-        if is_internal(frame.filename) or (file.is_relative_to(library) and "site-packages" not in file.parts):
+        if is_internal(frame.filename) or is_pythons_own(frame.filename):
             continue
         shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
         return f"{shown}:{frame.lineno}"

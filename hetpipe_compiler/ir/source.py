@@ -12,6 +12,8 @@ import torch
 from torch import fx
 
 _TORCH = str(Path(inspect.getfile(torch)).parent) + os.sep
+#: Of nodes that it adds itself, export tells the place so.
+_TOLD_BY_EXPORT = "torch/fx/passes/"
 _OURS = str(Path(__file__).parents[1]) + os.sep
 _LIBRARY, _INSTALLED = sysconfig.get_path("stdlib"), {"site-packages", "dist-packages"}
 
@@ -37,7 +39,7 @@ def source_place(node: fx.Node, root: Path) -> str:
 
 def is_internal(name: str) -> bool:
     """Whether a frame's file is torch's, ours, or none at all: not where the model is written."""
-    return name.startswith((_TORCH, _OURS, "<"))
+    return name.startswith((_TORCH, _OURS, _TOLD_BY_EXPORT, "<"))
 
 
 def is_pythons_own(name: str) -> bool:
