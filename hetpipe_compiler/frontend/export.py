@@ -19,6 +19,7 @@ from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from hetpipe_compiler.errors import WorkloadError
+from hetpipe_compiler.frontend.batch_guards import condition_on_batch
 from hetpipe_compiler.frontend.call_to_call import Observed, ObservedStep, refuse_state
 from hetpipe_compiler.frontend.eager_answers import EagerAnswers
 from hetpipe_compiler.frontend.frozen_calls import watched_calls
@@ -82,9 +83,12 @@ def _export(step: TrainingStep, tensors: tuple[torch.Tensor, ...]) -> tuple[Expo
         else:
             try:
                 program = _exported(step, tensors, (free,))
-                if _is_free(program):
-                    return program, None
                 note = "the model turns the batch size into a constant"
+                if _is_free(program):
+                    condition = condition_on_batch(program, tensors)
+                    if condition is None:
+                        return program, None
+                    note = f"the model goes this way only where {condition}"
             except WorkloadError:
                 raise
             except USER_ERRORS as error:
