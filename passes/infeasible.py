@@ -4,21 +4,29 @@ from __future__ import annotations
 
 from hetpipe_compiler.errors import PlanningError
 from hetpipe_compiler.ir.blocks import BlockChain
-from hetpipe_compiler.passes.in_flight import LEANEST
+from hetpipe_compiler.passes.in_flight import LEANEST, InFlightRule
 from hetpipe_compiler.passes.partition_search import Search
 from hetpipe_compiler.passes.stage_memory import stage_memory
 
 _MIB = 1 << 20
 
 
-def does_not_fit(chain: BlockChain, search: Search, nm: int, *, by_hand: bool, largest_nm: int = 0) -> PlanningError:
+def does_not_fit(
+    chain: BlockChain,
+    search: Search,
+    nm: int,
+    *,
+    by_hand: bool,
+    largest_nm: int = 0,
+    in_flight_rule: InFlightRule = LEANEST,
+) -> PlanningError:
     """The error for a virtual worker that cannot hold ``nm`` minibatches however it is cut (or cut by hand).
 
     HP301: not even one minibatch fits, or ``largest_nm`` is unknown (0). HP305: ``largest_nm`` minibatches would fit.
     HP306: the cut by hand has more stages than the group has devices.
     """
     where = "virtual worker of " + ", ".join(d.id for members in search.classes.members for d in members)
-    attempt = search.least_overflow(nm, LEANEST)
+    attempt = search.least_overflow(nm, in_flight_rule)
     if attempt is None:
         return PlanningError(
             "HP306",
@@ -27,7 +35,7 @@ def does_not_fit(chain: BlockChain, search: Search, nm: int, *, by_hand: bool, l
             hint="give fewer boundaries, or make larger virtual workers",
         )
     devices = search.classes.assign(attempt.classes)
-    vector = LEANEST.vector(nm, len(devices))
+    vector = in_flight_rule.vector(nm, len(devices))
     parts = [
         stage_memory(search.sums(blocks), w, device.kind, search.memory_rule, nm)
         for blocks, device, w in zip(attempt.stages, devices, vector, strict=True)

@@ -141,7 +141,7 @@ def partition(
     )
     found = space.fastest(nm, in_flight_rule)
     if found is None:
-        raise does_not_fit(chain, space, nm, by_hand=split is not None)
+        raise does_not_fit(chain, space, nm, by_hand=split is not None, in_flight_rule=in_flight_rule)
     stages = planned_stages(space, found, in_flight_rule.vector(nm, len(found.stages)), nm)
     used = {stage.device.id for stage in stages}
     unused = tuple(device for device in group.devices if device.id not in used)
