@@ -11,75 +11,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from random_models.file_parts import DICT, HEADER, TUPLE
+
 #: Sizes, all unlike, so that a mix-up shows; the batch size is ``"B"`` in shapes.
 BATCH, WIDTH, LENGTH, VOCABULARY, CLASSES = 5, 6, 4, 11, 3
 
 Shape = tuple[int | str, ...]
-
-_HEADER = '''
-import torch
-from torch import nn
-from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
-
-from hetpipe_compiler import Workload
-
-
-class Average(nn.Module):
-    """Takes away a moving average, which only training moves."""
-
-    def __init__(self, size, persistent):
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(size), persistent=persistent)
-        self.register_buffer("calls", torch.tensor(0))
-
-    def forward(self, x):
-        if self.training:
-            with torch.no_grad():
-                self.mean.mul_(0.9).add_(x.reshape(-1, x.shape[-1]).mean(0), alpha=0.1)
-                self.calls += 1
-        return x - self.mean
-
-
-class Gate(nn.Module):
-    """Takes an optional mask."""
-
-    def __init__(self, size):
-        super().__init__()
-        self.fc = nn.Linear(size, size)
-
-    def forward(self, x, mask=None):
-        gate = torch.sigmoid(self.fc(x))
-        if mask is not None:
-            gate = gate.masked_fill(mask, 0.0)
-        return x * gate
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-'''
-
-_TUPLE = """
-
-def workload():
-    generator = torch.Generator().manual_seed(3)
-    x = torch.randn({batch}, {width}, generator=generator)
-    ids = torch.randint(0, {vocabulary}, ({batch}, {length}), generator=generator)
-    y = torch.randint(0, {classes}, ({batch},), generator=generator)
-    return Workload(Net, (x, ids, y), lambda p: torch.optim.SGD(p, lr=0.1), nn.CrossEntropyLoss())
-"""
-
-_DICT = """
-
-def workload():
-    generator = torch.Generator().manual_seed(3)
-    x = torch.randn({batch}, {width}, generator=generator)
-    ids = torch.randint(0, {vocabulary}, ({batch}, {length}), generator=generator)
-    y = torch.randint(0, {classes}, ({batch},), generator=generator)
-    batch = {{"features": {{"x": x, "none": None}}, "ids": [ids, 0.5], "labels": y, "flag": True}}
-    return Workload(Net, batch, lambda p: torch.optim.SGD(p, lr=0.1))
-"""
 
 
 @dataclass(eq=False)
@@ -292,10 +229,10 @@ class Program:
         sizes = {"batch": BATCH, "width": WIDTH, "vocabulary": VOCABULARY, "length": LENGTH, "classes": CLASSES}
         forward = start + [f"    {line}" for line in self.body]
         return (
-            _HEADER
+            HEADER
             + textwrap.indent("\n".join(self.init), "        ")
             + "\n\n"
             + textwrap.indent("\n".join(forward), "    ")
             + "\n"
-            + (_DICT if self.nested else _TUPLE).format(**sizes)
+            + (DICT if self.nested else TUPLE).format(**sizes)
         )

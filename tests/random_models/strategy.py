@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
-from random_models import steps, steps_memory
+from random_models import steps, steps_memory, steps_more
 from random_models.program import Program
 from random_models.steps import Step
 
@@ -18,8 +18,14 @@ _WEIGHTS: tuple[tuple[Step, int], ...] = (
     (steps.tied_head, 2), (steps.grad_mode, 2), (steps.training_only, 1), (steps.recomputed, 1), (steps.optional, 1),
     (steps_memory.write_integers, 2), (steps.cast, 1), (steps.refused, 1),
 )  # fmt: skip
-_STEPS = {step.__name__: step for step, _ in _WEIGHTS}
+#: The rarer kinds, drawn among the plain ones.
+_RARE: tuple[tuple[Step, int], ...] = (
+    (steps_more.same_shape, 12), (steps_more.on_last, 14), (steps_more.sequence, 6), (steps_more.pool, 3),
+    (steps_more.assigned, 5), (steps_more.shared_buffer, 2), (steps_more.by_labels, 2), (steps_more.indexed, 6),
+)  # fmt: skip
+_STEPS = {step.__name__: step for step, _ in (*_WEIGHTS, *_RARE)}
 _NAMES = [step.__name__ for step, weight in _WEIGHTS for _ in range(weight)]
+_NAMES_WITH_RARE = _NAMES + [step.__name__ for step, weight in _RARE for _ in range(weight)]
 
 _number = st.integers(0, 15)
 
@@ -48,9 +54,9 @@ class DrawnCut:
     starts: tuple[int, ...]
 
 
-def models(most: int = 26) -> st.SearchStrategy[Drawn]:
-    """Models of up to ``most`` steps."""
-    step = st.tuples(st.sampled_from(_NAMES), _number, _number, _number)
+def models(most: int = 26, *, rare: bool = False) -> st.SearchStrategy[Drawn]:
+    """Models of up to ``most`` steps. ``rare``: also of the rarer kinds."""
+    step = st.tuples(st.sampled_from(_NAMES_WITH_RARE if rare else _NAMES), _number, _number, _number)
     # By themselves lists stay short.
     taken = st.lists(step, min_size=1, max_size=most // 2) | st.lists(step, min_size=most // 2, max_size=most)
     return st.builds(build, taken, st.booleans(), st.lists(_number, max_size=2))
