@@ -15,6 +15,7 @@ from typing import Any
 
 from hetpipe_compiler.errors import ArtifactError
 from hetpipe_compiler.ir.plan import Plan
+from hetpipe_compiler.user_code import told
 
 #: Bytes of weights up to which they are written into the .onnx file itself (a protobuf file holds 2 GB).
 EMBED_LIMIT_BYTES = 1_500_000_000
@@ -37,7 +38,7 @@ def attach_weights(
     weights stay outside the .onnx: in the plan folder itself if ``path`` lies there, else in ``<path>.data`` beside it.
 
     Raises:
-        ArtifactError: HP445, a weight is missing in the folder.
+        ArtifactError: HP445, a weight is missing in the folder, or its file cannot be read.
     """
     import onnx_ir
 
@@ -86,9 +87,14 @@ def _places(folder: Path) -> dict[str, _Place]:
         path = folder / name
         if not path.is_file():
             continue
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(length))
+        try:
+            with path.open("rb") as file:
+                (length,) = struct.unpack("<Q", file.read(8))
+                header = json.loads(file.read(length))
+        except (OSError, struct.error, ValueError, OverflowError, MemoryError) as error:
+            raise ArtifactError(
+                "HP445", f"cannot be read: {told(error)}", where=str(path), hint="compile again"
+            ) from error
         for tensor, entry in header.items():
             if tensor != "__metadata__":
                 start, end = entry["data_offsets"]

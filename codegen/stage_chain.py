@@ -16,7 +16,7 @@ import torch
 from hetpipe_compiler.codegen.graph_file import GraphNode
 from hetpipe_compiler.errors import ArtifactError
 from hetpipe_compiler.ir.plan import Plan, Port, Stage, VirtualWorker
-from hetpipe_compiler.ir.stage_file import import_stage_file
+from hetpipe_compiler.ir.stage_file import import_stage_file, load_stage_class
 
 
 class StageChain(torch.nn.Module):
@@ -55,6 +55,7 @@ def stage_path(stage: Stage, folder: Path) -> Path:
     path = (folder / stage.module).absolute()
     if not path.is_file():
         raise ArtifactError("HP445", f"stage {stage.index}'s module is missing", where=str(path), hint="compile again")
+    load_stage_class(folder, stage.module)  # refuses what cannot be imported, with its line
     return path
 
 

@@ -95,7 +95,7 @@ def load_schedule(plan: Plan, folder: Path) -> Schedule:
     path = folder / "schedule.csv"
     if not path.is_file():
         raise ArtifactError("HP449", "no schedule.csv here", where=str(folder), hint="compile again")
-    schedule = Schedule.from_csv(path.read_text(), nm=plan.nm, staleness=plan.staleness)
+    schedule = Schedule.read(path, nm=plan.nm, staleness=plan.staleness)
     cluster = Cluster.from_dict(plan.cluster)
     costs = [PipelineCosts.of_plan(worker, cluster) for worker in plan.virtual_workers]
     verify_schedule(schedule, costs, [[s.in_flight for s in worker.stages] for worker in plan.virtual_workers])

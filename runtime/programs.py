@@ -22,7 +22,7 @@ def load_schedule(plan: Plan, folder: Path) -> Schedule:
     path = folder / SCHEDULE_FILE
     if not path.is_file():
         raise ArtifactError("HP417", "no such file", where=str(path), hint="compile again")
-    schedule = Schedule.from_csv(path.read_text(), nm=plan.nm, staleness=plan.staleness)
+    schedule = Schedule.read(path, nm=plan.nm, staleness=plan.staleness)
     have = [len(stages) for stages in schedule.programs]
     want = [len(worker.stages) for worker in plan.virtual_workers]
     if have != want:

@@ -129,6 +129,9 @@ def _write_pictures(
     from hetpipe_compiler.codegen.graph_file import load_graph
     from hetpipe_compiler.codegen.graphviz import draw, plan_dot
 
+    for picture in pictures.values():
+        if picture.is_dir():
+            raise ArtifactError("HP444", "is a folder", where=str(picture), hint="give a file")
     text = plan_dot(plan, load_graph(folder), vw=vw, ops=ops)
     source = dot or next(iter(pictures.values())).with_suffix(".dot")
     for picture in pictures.values():

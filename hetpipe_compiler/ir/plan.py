@@ -285,7 +285,7 @@ def _check_version(text: str, path: Path) -> None:
     """Another version's file may have any form, so its version is read before anything else is looked at."""
     try:
         version = json.loads(text)["version"]
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         return  # no plan at all: told by its form
     if version != PLAN_VERSION:
         raise ArtifactError(

@@ -28,6 +28,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 from hetpipe_compiler.errors import ArtifactError
 
@@ -160,6 +161,15 @@ class Schedule:
             for row in range(max((len(c) for c in cells), default=0)):
                 writer.writerow([section, *(c[row] if row < len(c) else "" for c in cells)])
         return out.getvalue()
+
+    @classmethod
+    def read(cls, path: Path, *, nm: int, staleness: int) -> Schedule:
+        """The schedule in a file that is there; raises `ArtifactError` HP420-HP421 as `from_csv`."""
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ArtifactError("HP421", f"cannot be read: {error}", where=str(path), hint="compile again") from None
+        return cls.from_csv(text, nm=nm, staleness=staleness)
 
     @classmethod
     def from_csv(cls, text: str, *, nm: int, staleness: int) -> Schedule:

@@ -91,6 +91,8 @@ def test_onnx_of_a_profiled_plan_is_refused(folder: Path, capsys: pytest.Capture
         (["{folder}", "--dot", "{folder}/none/p.dot"], "HP444"),
         (["{folder}", "--timeline", "{folder}"], "HP444"),
         (["{folder}", "--svg", "{folder}/p.dot"], "HP444"),
+        (["{folder}", "--svg", ""], "HP444"),
+        (["{folder}", "--png", "{folder}"], "HP444"),
     ],
 )
 def test_mistakes_of_the_user(

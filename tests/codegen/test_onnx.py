@@ -182,6 +182,14 @@ def test_missing_stage_modules_and_weights_are_named(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=r"no weight 'conv\.weight'") as caught:
         write_onnx(plan, folder, (), tmp_path / "tiny.onnx")
     assert caught.value.code == "HP445"
+    (folder / "weights.safetensors").write_bytes(b"\x10" + 7 * b"\0" + b"{ half a header")
+    with pytest.raises(ArtifactError, match="cannot be read: JSONDecodeError") as caught:
+        write_onnx(plan, folder, (), tmp_path / "tiny.onnx")
+    assert caught.value.code == "HP445"
+    (folder / "stages/a_stage1.py").write_text("def (")
+    with pytest.raises(ArtifactError, match="SyntaxError") as caught:
+        write_onnx(plan, folder, (), tmp_path / "tiny.onnx")
+    assert caught.value.code == "HP415"
     (folder / "stages/a_stage1.py").unlink()
     with pytest.raises(ArtifactError, match="stage 1's module is missing"):
         write_onnx(plan, folder, (), tmp_path / "tiny.onnx")

@@ -148,3 +148,10 @@ def test_mistakes_in_schedule_csv() -> None:
     if os.environ.get("UPDATE_GOLDEN"):
         GOLDEN.write_text(report)
     assert report == GOLDEN.read_text()
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "schedule.csv").write_bytes(b"\xff\xfesection")
+    with pytest.raises(ArtifactError, match="'utf-8' codec") as caught:
+        Schedule.read(tmp_path / "schedule.csv", nm=1, staleness=0)
+    assert caught.value.code == "HP421"
