@@ -90,7 +90,7 @@ _ASSIGNED = (
     "self.{b} = self.{a}; self.{a} = {r}.mean(0)",
     "self.{a} = torch.lerp(self.{a}, {r}.amax(0), 0.3) if self.training else self.{a}",
     "self.{a} += 1; self.{a} = self.{a} * self.{b}",
-    "self.{a} = self.{a}.roll(1); self.{a}[0] = 0.3",
+    "self.{a} = self.{a}.roll(1); self.{a}[0] = 0.25",
     "old = self.{a}; self.{a} = old + self.{b}; old *= 2",
 )
 

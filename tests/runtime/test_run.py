@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -241,8 +242,8 @@ def test_a_raising_worker_is_named_with_its_traceback(tmp_path: Path) -> None:
     result, seconds = failed_run(tmp_path, "raise ValueError('no such picture')")
     assert seconds < 10
     assert result.stderr.count("error[") == 1
-    assert "error[HP561]: vw0/stage0: ValueError: no such picture" in result.stderr
-    assert "model.py" in result.stderr
+    assert "error[HP561]: vw0/stage0: HP517: " in result.stderr
+    assert re.search(r"model\.py:\d+: data\(shard=0, num_shards=1, \.\.\.\) raised ValueError: no such", result.stderr)
     assert "vw0/stage1 ended with it" in result.stderr
     assert "Connection closed" not in result.stderr
     (failure,) = [e for e in events(tmp_path / "run", "failed") if not e["consequence"]]
