@@ -19,6 +19,8 @@ from hetpipe_compiler import Workload
 
 
 class Net(nn.Module):
+    {attributes}
+
     def __init__(self):
         super().__init__()
         self.a, self.b, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 5)
@@ -41,12 +43,14 @@ def workload():
 """
 
 
-def captured(folder: Path, body: str, top: str = "", init: str = "", *, evaluation: bool = False) -> Captured:
-    """The capture of ``folder/model.py`` with these lines in it."""
+def captured(
+    folder: Path, body: str, top: str = "", init: str = "", attributes: str = "", *, evaluation: bool = False
+) -> Captured:
+    """The capture of ``folder/model.py`` with these lines in it: in ``forward``, at the top, at the end of ``__init__``
+    and in the class."""
     path = folder / "model.py"
-    indented = {"body": body, "init": init or "pass"}
-    text = _MODEL.replace("{top}", top)
-    for name, lines in indented.items():
+    text = _MODEL.replace("{top}", top).replace("{attributes}", attributes)
+    for name, lines in {"body": body, "init": init or "pass"}.items():
         text = text.replace(f"{{{name}}}", lines.replace("\n", "\n        "))
     path.write_text(text)
     return capture(load_workload(path, {}), evaluation=evaluation)

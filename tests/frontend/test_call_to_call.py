@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
+from small_net import captured, factors, line_of
 
 from hetpipe_compiler.errors import WorkloadError
-from hetpipe_compiler.frontend.capture import capture
-from hetpipe_compiler.frontend.load import load_workload
+from hetpipe_compiler.ir.captured import Captured
 
-_MODEL = """
+_TOP = """
 import contextvars
 import os
 import random
@@ -20,11 +19,6 @@ import weakref
 from collections import deque
 
 import numpy as np
-import torch
-from torch import nn
-
-from hetpipe_compiler import Workload
-
 
 COUNT = 0
 TABLE, LOCAL, VARIABLE = weakref.WeakKeyDictionary(), threading.local(), contextvars.ContextVar("VARIABLE", default=0)
@@ -51,32 +45,11 @@ def numbers():
     while True:
         number += 1
         yield number
-
-
-class Net(nn.Module):
-    of_class, met = 0, []
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.head = nn.Linear(8, 8), nn.Linear(8, 5)
-        self.calls, self.kept, self.recent, self.meter, self.step = {"n": 0}, [], deque(maxlen=2), Meter(), None
-        self.tick, self.numbers = counting(), numbers()
-        self.dice = {"python": random.Random(3), "numpy": np.random.default_rng(3), "table": np.zeros(3)}
-
-    def forward(self, x):
-        h = self.a(x)
-        {body}
-        return self.head(h)
-
-
-def workload():
-    return Workload(
-        model=Net,
-        example=lambda: (torch.randn(4, 8), torch.randint(0, 5, (4,))),
-        loss=nn.CrossEntropyLoss(),
-        targets=1,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-    )
+"""
+_INIT = """
+self.calls, self.kept, self.recent, self.meter, self.step = {"n": 0}, [], deque(maxlen=2), Meter(), None
+self.tick, self.numbers = counting(), numbers()
+self.dice = {"python": random.Random(3), "numpy": np.random.default_rng(3), "table": np.zeros(3)}
 """
 
 STATE = {
@@ -90,13 +63,13 @@ STATE = {
     "list of the class": ("self.met.append(1); h = h * len(self.met)", "met"),
     "counter of a closure": ("h = h * self.tick()", "tick"),
     "first call of its own kind in a region": (
-        "with torch.no_grad(): g = h * (2 if self.step is None else 3)\n        self.step = 1; h = h + g",
+        "with torch.no_grad(): g = h * (2 if self.step is None else 3)\nself.step = 1; h = h + g",
         "step",
     ),
     "counter in a table of modules": ("TABLE[self.a] = TABLE.get(self.a, 0) + 1; h = h * TABLE[self.a]", "TABLE"),
     "counter beside another one": (
         "if not self.calls.get(self): self.calls.update({self.head: 1, self.a: 1, self: 1})\n"
-        "        self.calls[self.head] += 1; h = h * self.calls[self.head]",
+        "self.calls[self.head] += 1; h = h * self.calls[self.head]",
         "calls",
     ),
     "counter of the thread": ("LOCAL.n = getattr(LOCAL, 'n', 0) + 1; h = h * LOCAL.n", "LOCAL"),
@@ -112,8 +85,7 @@ STATE = {
 CACHES = {
     "table by width": "h = h + self.calls.setdefault(x.shape[1], torch.ones(x.shape[1]))",
     "made in inference mode": (
-        "if self.step is None:\n            with torch.inference_mode(): self.step = torch.ones(8).exp()\n"
-        "        h = h + self.step"
+        "if self.step is None:\n    with torch.inference_mode(): self.step = torch.ones(8).exp()\nh = h + self.step"
     ),
     "setting of the call": "token = VARIABLE.set(5); h = h * VARIABLE.get(); VARIABLE.reset(token)",
     "told to the process": "os.environ.setdefault('BACKEND', 'none'); h = h.relu()",
@@ -128,10 +100,8 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-def _captured(folder: Path, body: str) -> None:
-    path = folder / "model.py"
-    path.write_text(_MODEL.replace("{body}", body))
-    capture(load_workload(path, {}))
+def _captured(folder: Path, body: str, init: str = "", *, evaluation: bool = False) -> Captured:
+    return captured(folder, body, _TOP, _INIT + init, "of_class, met = 0, []", evaluation=evaluation)
 
 
 @pytest.mark.parametrize("name", STATE)
@@ -141,8 +111,8 @@ def test_state_is_refused(name: str, tmp_path: Path) -> None:
         _captured(tmp_path, body)
     assert caught.value.code == "HP113"
     assert attribute in str(caught.value)
-    line = _MODEL.split("{body}")[0].count("\n") + 1
-    assert f"model.py:{line + body.rsplit(attribute, 1)[0].count(chr(10))}" in str(caught.value)
+    line = next(line for line in reversed(body.splitlines()) if attribute in line)
+    assert line_of(tmp_path, line) in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -169,11 +139,9 @@ def test_caches_are_not(name: str, tmp_path: Path) -> None:
 
 def test_weights_may_be_kept_in_eval_mode(tmp_path: Path) -> None:
     """LeViT does; training empties what it kept."""
-    path = tmp_path / "model.py"
     kept = "h = h + (self.a.weight[0] if self.training else self.calls.setdefault(str(x.device), self.a.weight[0]))"
-    path.write_text(_MODEL.replace("{body}", kept))
-    captured = capture(load_workload(path, {}), evaluation=True)
-    assert captured.in_eval is not None, captured.evaluation_note
+    found = _captured(tmp_path, kept, evaluation=True)
+    assert found.in_eval is not None, found.evaluation_note
 
 
 _SCALED = """
@@ -196,41 +164,30 @@ def test_a_plan_names_lines_without_the_machines_folders(tmp_path: Path, monkeyp
     library.mkdir(parents=True)
     (library / "__init__.py").write_text(_SCALED)
     monkeypatch.syspath_prepend(str(library.parent))
-    path = tmp_path / "job" / "model.py"
-    path.parent.mkdir()
-    of_library = _MODEL.replace("nn.Linear(8, 8)", "__import__('scaling_library').Scaled(8, 8)").replace("{body}", "")
+    folder = tmp_path / "job"
+    folder.mkdir()
+    of_library = "self.a = __import__('scaling_library').Scaled(8, 8)"
+    note = _captured(folder, "pass", of_library, evaluation=True).evaluation_note
+    assert note is not None
+    assert "(scaling_library/__init__.py:10)" in note
     own = "if not self.training: self.step = (self.step or 0) + 1; h = h * self.step"
-    line = _MODEL.split("{body}")[0].count("\n") + 1
-    for text, where in (
-        (of_library, "(scaling_library/__init__.py:10)"),
-        (_MODEL.replace("{body}", own), f"(model.py:{line})"),
-    ):
-        path.write_text(text)
-        note = capture(load_workload(path, {}), evaluation=True).evaluation_note
-        assert note is not None
-        assert where in note
+    note = _captured(folder, own, evaluation=True).evaluation_note
+    assert note is not None
+    assert f"({line_of(folder, own)})" in note
 
 
 def test_a_shared_module_is_not_exchanged(tmp_path: Path) -> None:
     """Export then hands out new stand-ins for all modules, at addresses of their own."""
-    path = tmp_path / "model.py"
-    shared = "self.again = nn.Sequential(self.a, nn.ReLU()); self.dice = {"
-    path.write_text(_MODEL.replace("{body}", "kept = list(self.modules())").replace("self.dice = {", shared))
-    capture(load_workload(path, {}))
+    _captured(tmp_path, "kept = list(self.modules())", "self.again = nn.Sequential(self.a, nn.ReLU())")
 
 
 def test_hooks_of_the_first_call_are_not_set_again(tmp_path: Path) -> None:
     """The eval graph is captured on the same module, which is given back what it held before the first call."""
-    path = tmp_path / "model.py"
-    path.write_text(
-        _MODEL.replace("h = self.a(x)", "h = x").replace(
-            "{body}",
-            "if self.step is None:\n"
-            "            self.step = self.a.register_forward_hook(lambda *_: self.kept.append(1))"
-            "\n        self.kept.clear(); h = self.a(x); h = h * len(self.kept)",
-        )
+    body = (
+        "if self.step is None:\n"
+        "    self.step = self.b.register_forward_hook(lambda *_: self.kept.append(1))\n"
+        "self.kept.clear(); h = self.b(h); h = h * len(self.kept)"
     )
-    captured = capture(load_workload(path, {}), evaluation=True)
-    assert captured.in_eval is not None
-    for graph in (captured.graph_module.graph, captured.in_eval.graph_module.graph):
-        assert [n.args[1] for n in graph.nodes if n.target is torch.ops.aten.mul.Tensor] == [1]
+    found = _captured(tmp_path, body, evaluation=True)
+    assert found.in_eval is not None
+    assert factors(found) == factors(found.in_eval) == [1]

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_net import captured, line_of
 
 from hetpipe_compiler.errors import WorkloadError
-from hetpipe_compiler.frontend.capture import capture
-from hetpipe_compiler.frontend.load import load_workload
 from hetpipe_compiler.frontend.moments import Moments
 
-_MODEL = """
+_TOP = """
 import contextlib
 import datetime
 import logging
@@ -28,10 +27,6 @@ from datetime import datetime as moment
 from time import perf_counter, time_ns as nanoseconds
 
 import numpy as np
-import torch
-from torch import nn
-
-from hetpipe_compiler import Workload
 
 
 @contextlib.contextmanager
@@ -39,29 +34,8 @@ def timed(name):
     start = perf_counter()
     yield
     logging.getLogger("model").info("%s took %s s", name, perf_counter() - start)
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.head = nn.Linear(8, 8), nn.Linear(8, 5)
-        self.clock, self.built = time.monotonic, time.monotonic()
-
-    def forward(self, x):
-        h = self.a(x)
-        {body}
-        return self.head(h)
-
-
-def workload():
-    return Workload(
-        model=Net,
-        example=lambda: (torch.randn(4, 8), torch.randint(0, 5, (4,))),
-        loss=nn.CrossEntropyLoss(),
-        targets=1,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-    )
 """
+_INIT = "self.clock, self.built = time.monotonic, time.monotonic()"
 
 COMPUTED_WITH = {
     "time.time": "h = h * time.time()",
@@ -75,10 +49,10 @@ COMPUTED_WITH = {
     "attribute": "h = h * self.clock()",
     "other module's name": "h = h * timeit.default_timer()",
     "how long it took": "start = perf_counter(); h = h.relu(); h = h * (perf_counter() - start)",
-    "time budget": "start = perf_counter(); h = h.relu()\n        if perf_counter() - start < 60: h = h.sin()",
+    "time budget": "start = perf_counter(); h = h.relu()\nif perf_counter() - start < 60: h = h.sin()",
     "since it was built": "h = h.sin() if time.monotonic() - self.built < 3600 else h.cos()",
     "constant": "h = h + torch.tensor([float(time.time())] * 8)",
-    "in a region": "with torch.no_grad():\n            g = h * time.time()\n        h = h + g",
+    "in a region": "with torch.no_grad():\n    g = h * time.time()\nh = h + g",
     "system's random numbers": "h = h * random.SystemRandom().random()",
     "secret": "h = h * secrets.randbelow(1 << 30)",
     "identifier": "h = h * (uuid.uuid4().int % 1000003)",
@@ -89,7 +63,7 @@ ONLY_READ = {
     "timed and logged": "with timed('relu'): h = h.relu()",
     "printed": "start = time.time(); h = h.relu(); text = f'{time.time() - start} s at {datetime.datetime.now()}'",
     "calendar of a known moment": "h = h * time.gmtime(86400 * 365).tm_year + len(time.strftime('%Y', time.gmtime(0)))",
-    "date of its own": "day = datetime.datetime(2020, 1, 2)\n        h = h * day.day * isinstance(day, moment)",
+    "date of its own": "day = datetime.datetime(2020, 1, 2)\nh = h * day.day * isinstance(day, moment)",
     "timed beside NaN": "start = time.time(); h = h + torch.tensor([1.0, float('nan')]).nan_to_num().sum()",
     "logging": "logging.getLogger('model').warning('a warning'); h = h.relu()",
     "seeded generators": "h = h * random.Random(3).random() * float(np.random.default_rng(3).random())",
@@ -103,18 +77,16 @@ def _one_day(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _captured(folder: Path, body: str) -> None:
-    path = folder / "model.py"
-    path.write_text(_MODEL.replace("{body}", body))
-    capture(load_workload(path, {}))
+    captured(folder, body, top=_TOP, init=_INIT)
 
 
 @pytest.mark.parametrize("name", COMPUTED_WITH)
 def test_computing_with_the_moment_is_refused(name: str, tmp_path: Path) -> None:
+    body = COMPUTED_WITH[name]
     with pytest.raises(WorkloadError, match="one moment's value") as caught:
-        _captured(tmp_path, COMPUTED_WITH[name])
+        _captured(tmp_path, body)
     assert caught.value.code == "HP112"
-    line = _MODEL.split("{body}")[0].count("\n") + 1
-    assert str(caught.value.where) in (f"{tmp_path}/model.py:{line}", f"{tmp_path}/model.py:{line + 1}")
+    assert caught.value.where in [f"{tmp_path}/{line_of(tmp_path, line)}" for line in body.splitlines()]
 
 
 @pytest.mark.parametrize("name", ONLY_READ)
@@ -170,10 +142,10 @@ def test_a_clock_that_the_garbage_collector_reads_is_no_reading(tmp_path: Path) 
 
 
 def test_many_readings_move_on(tmp_path: Path) -> None:
-    body = "start = time.time()\n        for _ in range(3000): last = time.time()\n        assert last >= start"
+    body = "start = time.time()\nfor _ in range(3000): last = time.time()\nassert last >= start"
     _captured(tmp_path, body)
     with pytest.raises(WorkloadError, match="one moment's value"):
-        _captured(tmp_path, body + "\n        h = h * last")
+        _captured(tmp_path, body + "\nh = h * last")
 
 
 def test_clocks_are_put_back(tmp_path: Path) -> None:
