@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +16,9 @@ from torch.utils import _pytree as pytree
 
 from hetpipe_compiler.codegen.quantities import counted
 from hetpipe_compiler.errors import RunError
-from hetpipe_compiler.frontend.load import user_line
 from hetpipe_compiler.runtime.batch_form import BatchForm
 from hetpipe_compiler.runtime.randomness import data_seed, epoch_seed, seed_everything
-from hetpipe_compiler.user_code import USER_ERRORS, told
+from hetpipe_compiler.user_code import telling
 
 if TYPE_CHECKING:
     from hetpipe_compiler.frontend.load import LoadedWorkload
@@ -53,14 +53,12 @@ def shard_lengths(
     for shard in range(num_shards):
         seed_everything(epoch_seed(seed, 0))
         call = _call(shard, num_shards)
-        try:
+        with _telling(workload, call):
             batches: Any = data(shard, num_shards, epoch_seed(seed, 0))
             length = length_of(batches)
             if length is None and hasattr(batches, "__iter__"):
                 each = counted_aloud(batches, call, on_note, "--steps needs no count")
                 length = sum(1 for _ in islice(each, at_most))
-        except USER_ERRORS as error:
-            raise _data_raised(workload, call, error) from error
         if length is None:
             raise yields_nothing(call, batches, workload)
         if not length:
@@ -169,15 +167,15 @@ class BatchSource:
     def _fetch(self, minibatch: int, *, start: bool, epoch: int) -> Any:
         if start:
             self._restart(epoch)
+        missing = object()
         for attempt in range(2):
             seed_everything(data_seed(self._seed, self._vw, minibatch))
-            try:
-                return next(self._iterator)
-            except StopIteration:
-                if attempt == 0:
-                    self._restart(epoch)
-            except USER_ERRORS as error:
-                raise _data_raised(self._workload, _call(self._vw, self._shards), error) from error
+            with _telling(self._workload, _call(self._vw, self._shards)):
+                batch = next(self._iterator, missing)
+            if batch is not missing:
+                return batch
+            if attempt == 0:
+                self._restart(epoch)
         raise _no_batches(self._workload, self._vw, self._shards)
 
     def _restart(self, epoch: int) -> None:
@@ -186,10 +184,8 @@ class BatchSource:
         seed = epoch_seed(self._seed, epoch)
         # Seeded alike on all virtual workers, so that a shuffle that ignores the argument still gives disjoint shards.
         seed_everything(seed)
-        try:
+        with _telling(self._workload, _call(self._vw, self._shards)):
             self._iterator = iter(data(self._vw, self._shards, seed))
-        except USER_ERRORS as error:
-            raise _data_raised(self._workload, _call(self._vw, self._shards), error) from error
 
     def _example_leaves(self) -> list[Any]:
         if self._filled is None:
@@ -213,13 +209,9 @@ def _call(shard: int, num_shards: int) -> str:
     return f"data(shard={shard}, num_shards={num_shards}, ...)"
 
 
-def _data_raised(workload: LoadedWorkload, call: str, error: BaseException) -> RunError:
-    return RunError(
-        "HP517",
-        f"{call} raised {told(error)}",
-        where=user_line(error, workload.path),
-        hint="call it once in plain Python: for batch in data(0, 1, seed=0)",
-    )
+def _telling(workload: LoadedWorkload, call: str) -> AbstractContextManager[None]:
+    hint = "call it once in plain Python: for batch in data(0, 1, seed=0)"
+    return telling(RunError, "HP517", f"{call} raised", workload.path, hint=hint)
 
 
 def _no_batches(workload: LoadedWorkload, shard: int, num_shards: int) -> RunError:

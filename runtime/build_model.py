@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from hetpipe_compiler.errors import RunError
-from hetpipe_compiler.frontend.load import LoadedWorkload, user_line
-from hetpipe_compiler.user_code import USER_ERRORS, told
+from hetpipe_compiler.frontend.load import LoadedWorkload
+from hetpipe_compiler.user_code import telling
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -21,15 +21,8 @@ def build_model(loaded: LoadedWorkload, seed: int) -> nn.Module:
         RunError: HP555 building it raises; HP556 it is on meta and a module cannot initialise itself.
     """
     torch.manual_seed(seed)
-    try:
+    with telling(RunError, "HP555", "building the model raised", loaded.path, hint="build it in plain PyTorch first"):
         model = loaded.workload.model()
-    except USER_ERRORS as error:
-        raise RunError(
-            "HP555",
-            f"building the model raised {told(error)}",
-            where=user_line(error, loaded.path),
-            hint="build it in plain PyTorch first",
-        ) from error
     if any(t.is_meta for t in (*model.parameters(), *model.buffers())):
         _initialise(model, str(loaded.path))
     return model

@@ -78,14 +78,14 @@ def evaluate(loaded: LoadedWorkload, weights: Path, seed: int) -> dict[str, floa
     import torch
     from safetensors.torch import load_file
 
-    from hetpipe_compiler.frontend.load import user_line
     from hetpipe_compiler.runtime.build_model import build_model
-    from hetpipe_compiler.user_code import USER_ERRORS, told
+    from hetpipe_compiler.user_code import telling
 
     if loaded.workload.evaluate is None:
         return None
     model = build_model(loaded, seed)
-    try:
+    hint = f"training itself is done: the weights are in {weights}"
+    with telling(RunError, "HP558", "evaluation failed:", loaded.path, hint=hint):
         model.load_state_dict(load_file(weights), strict=True)
         model.eval()
         with torch.no_grad():
@@ -93,10 +93,3 @@ def evaluate(loaded: LoadedWorkload, weights: Path, seed: int) -> dict[str, floa
             if not isinstance(numbers, Mapping):
                 raise TypeError(f"evaluate() returned {type(numbers).__name__}, not a dict of named numbers")
             return {str(name): float(value) for name, value in numbers.items()}
-    except USER_ERRORS as error:
-        raise RunError(
-            "HP558",
-            f"evaluation failed: {told(error)}",
-            where=user_line(error, loaded.path),
-            hint=f"training itself is done: the weights are in {weights}",
-        ) from error

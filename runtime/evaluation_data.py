@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from hetpipe_compiler.codegen.quantities import counted
 from hetpipe_compiler.errors import RunError
-from hetpipe_compiler.frontend.load import user_line
 from hetpipe_compiler.runtime.batch_form import BatchForm
 from hetpipe_compiler.runtime.batches import counted_aloud, length_of, yields_nothing
 from hetpipe_compiler.runtime.randomness import data_seed, epoch_seed, seed_everything
-from hetpipe_compiler.user_code import USER_ERRORS, told
+from hetpipe_compiler.user_code import telling
 
 if TYPE_CHECKING:
     from hetpipe_compiler.frontend.load import LoadedWorkload
@@ -36,22 +35,14 @@ def evaluation_minibatches(
             raises, or returns what yields nothing; HP522 the workload has none.
     """
     last: Any = None
-    try:
+    hint = "call it once in plain Python: for batch in evaluation_data()"
+    with telling(RunError, "HP517", f"{CALL} raised", workload.path, hint=hint):
         batches = _open(workload, seed)
         count = length_of(batches) if plan.dynamic_batch else None
         if count is None:
             count = 0
             for count, last in enumerate(counted_aloud(batches, CALL, on_note, "it must have an end"), 1):  # noqa: B007
                 pass
-    except USER_ERRORS as error:
-        if isinstance(error, RunError):
-            raise
-        raise RunError(
-            "HP517",
-            f"{CALL} raised {told(error)}",
-            where=user_line(error, workload.path),
-            hint="call it once in plain Python: for batch in evaluation_data()",
-        ) from error
     if count and not plan.dynamic_batch:
         form = BatchForm(plan, vw, workload.workload.example_batch(), CALL)
         samples = form.samples_too_few(last, "the last batch of the evaluation data")

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hetpipe_compiler.errors import RunError
-from hetpipe_compiler.frontend.load import user_line
 from hetpipe_compiler.ir.workload import make_optimizer, positional_parameters
-from hetpipe_compiler.user_code import USER_ERRORS, told
+from hetpipe_compiler.user_code import telling
 
 if TYPE_CHECKING:
     import torch
@@ -36,31 +35,17 @@ def optimizer_and_scheduler(
     return optimizer, scheduler
 
 
-@contextmanager
-def stepping(workload: LoadedWorkload, what: str) -> Iterator[None]:
+def stepping(workload: LoadedWorkload, what: str) -> AbstractContextManager[None]:
     """Around a step of the optimizer or the scheduler: what it raises is `RunError` HP518."""
-    try:
-        yield
-    except USER_ERRORS as error:
-        raise RunError(
-            "HP518",
-            f"{what}.step() raised {told(error)}",
-            where=user_line(error, workload.path),
-            hint="every stage steps it, with the parameters of that stage alone",
-        ) from error
+    hint = "every stage steps it, with the parameters of that stage alone"
+    return telling(RunError, "HP518", f"{what}.step() raised", workload.path, hint=hint)
 
 
 def _made(workload: LoadedWorkload, what: str, make: Callable[[Any], Any], argument: Any) -> Any:
     """``make(argument)``, whose ``step()`` must take no argument."""
-    try:
+    hint = "it is called once on every stage, with the parameters of that stage alone"
+    with telling(RunError, "HP518", f"{what}() raised", workload.path, hint=hint):
         made = make(argument)
-    except USER_ERRORS as error:
-        raise RunError(
-            "HP518",
-            f"{what}() raised {told(error)}",
-            where=user_line(error, workload.path),
-            hint="it is called once on every stage, with the parameters of that stage alone",
-        ) from error
     kind = type(made).__name__
     if not callable(getattr(made, "step", None)):
         raise RunError(

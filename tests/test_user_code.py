@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hetpipe_compiler.user_code import first_line, told, user_place
+from hetpipe_compiler.errors import RunError, WorkloadError
+from hetpipe_compiler.user_code import first_line, telling, told, user_line, user_place
 
 
 class SpeechlessError(Exception):
@@ -44,3 +46,34 @@ def test_the_place_is_a_line_of_the_users_not_of_pythons_library(monkeypatch: py
     assert place is not None
     assert place.startswith("test_user_code.py:"), place
     assert user_place(ValueError("never raised")) is None
+
+
+def test_the_innermost_line_of_the_users_file(tmp_path: Path) -> None:
+    path = tmp_path / "model.py"
+    path.write_text("def f():\n    return g()\ndef g():\n    return int('x')\n")
+    scope: dict[str, Any] = {}
+    exec(compile(path.read_text(), str(path), "exec"), scope)
+    with pytest.raises(ValueError, match="invalid literal") as caught:
+        scope["f"]()
+    assert user_line(caught.value, path) == f"{path}:4"
+    assert user_line(caught.value, tmp_path / "other.py") == str(tmp_path / "other.py")
+
+
+@pytest.mark.parametrize("error", [ValueError("no width"), StopIteration(), SystemExit(3)])
+def test_what_a_users_function_raises_is_told_with_its_line(error: BaseException) -> None:
+    path = Path(__file__)
+    with (
+        pytest.raises(RunError) as caught,
+        telling(RunError, "HP518", "optimizer() raised", path, hint="look at it"),
+    ):
+        raise error
+    line = next(at for at, text in enumerate(path.read_text().splitlines(), 1) if text == "        raise error")
+    assert str(caught.value) == f"error[HP518]: {path}:{line}: optimizer() raised {told(error)}\n  next: look at it"
+    assert caught.value.__cause__ is error
+
+
+def test_an_error_of_ours_passes_as_it_is() -> None:
+    own = WorkloadError("HP106", "the example holds no tensor")
+    with pytest.raises(WorkloadError) as caught, telling(RunError, "HP518", "it raised", Path(__file__), hint=""):
+        raise own
+    assert caught.value is own

@@ -24,7 +24,7 @@ from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.frontend.assigned_buffers import read_assigned_from_copies
 from hetpipe_compiler.frontend.export import cannot_export, export_step
 from hetpipe_compiler.frontend.gradient_hooks import refuse_hooks
-from hetpipe_compiler.frontend.load import LoadedWorkload, user_line
+from hetpipe_compiler.frontend.load import LoadedWorkload
 from hetpipe_compiler.frontend.names import Names, attribute
 from hetpipe_compiler.frontend.opaque import Kept
 from hetpipe_compiler.frontend.regions import inline_regions, uses_autocast
@@ -32,7 +32,7 @@ from hetpipe_compiler.frontend.training_step import TrainingStep, loss_for, refu
 from hetpipe_compiler.ir.captured import Captured
 from hetpipe_compiler.ir.opaque import set_opaque_calls
 from hetpipe_compiler.ir.source import source_place, told_place
-from hetpipe_compiler.user_code import USER_ERRORS, first_line, told
+from hetpipe_compiler.user_code import USER_ERRORS, first_line, telling
 
 
 def capture(loaded: LoadedWorkload, *, evaluation: bool = False, opaque: Sequence[str] = ()) -> Captured:
@@ -77,27 +77,14 @@ def build_on_meta(loaded: LoadedWorkload) -> torch.nn.Module | None:
 def build_real(loaded: LoadedWorkload, seed: int) -> torch.nn.Module:
     """The user's model with real weights (unless its author builds it on meta), in train mode, from ``seed``."""
     torch.manual_seed(seed)
-    try:
+    hint = "build it in plain PyTorch first"
+    with telling(WorkloadError, "HP110", "Workload.model() raised", loaded.path, hint=hint):
         return loaded.workload.model().train()
-    except USER_ERRORS as error:
-        raise WorkloadError(
-            "HP110",
-            f"Workload.model() raised {told(error)}",
-            where=user_line(error, loaded.path),
-            hint="build it in plain PyTorch first",
-        ) from error
 
 
 def _example(loaded: LoadedWorkload, device: str) -> Any:
-    try:
+    with telling(WorkloadError, "HP110", "Workload.example raised", loaded.path, hint="call it once in plain Python"):
         batch = loaded.workload.example_batch()
-    except USER_ERRORS as error:
-        raise WorkloadError(
-            "HP110",
-            f"Workload.example raised {told(error)}",
-            where=user_line(error, loaded.path),
-            hint="call it once in plain Python",
-        ) from error
     return pytree.tree_map(lambda x: x.detach().to(device) if isinstance(x, torch.Tensor) else x, batch)
 
 

@@ -25,7 +25,6 @@ from hetpipe_compiler.frontend.eager_answers import EagerAnswers
 from hetpipe_compiler.frontend.frozen_calls import watched_calls
 from hetpipe_compiler.frontend.gradient_hooks import refusing_hooks
 from hetpipe_compiler.frontend.idle_python import idle_python
-from hetpipe_compiler.frontend.load import user_line
 from hetpipe_compiler.frontend.loss_lines import loss_lines
 from hetpipe_compiler.frontend.moments import Moments
 from hetpipe_compiler.frontend.own_gradients import OwnGradients
@@ -34,7 +33,7 @@ from hetpipe_compiler.frontend.regions import autocast_on_cpu
 from hetpipe_compiler.frontend.training_step import TrainingStep
 from hetpipe_compiler.garbage import no_cyclic_garbage
 from hetpipe_compiler.ir.source import is_internal, short_path
-from hetpipe_compiler.user_code import USER_ERRORS, first_line, told
+from hetpipe_compiler.user_code import USER_ERRORS, first_line, told, user_line
 
 
 def export_step(

@@ -7,7 +7,6 @@ import importlib.util
 import inspect
 import json
 import sys
-import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import yaml
 
 from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.ir.workload import Workload
-from hetpipe_compiler.user_code import USER_ERRORS, told
+from hetpipe_compiler.user_code import USER_ERRORS, telling, told, user_line
 
 
 @dataclass(frozen=True)
@@ -58,13 +57,6 @@ def parse_settings(pairs: list[str]) -> dict[str, Any]:
         except yaml.YAMLError:
             settings[name] = value
     return settings
-
-
-def user_line(error: BaseException, path: Path) -> str:
-    """``model.py:12`` for the innermost frame of ``error`` that lies in the user's file, else the file."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if Path(f.filename).resolve() == path.resolve()]
-    return f"{path}:{own[-1].lineno}" if own else str(path)
 
 
 def load_workload(path: Path, settings: dict[str, Any] | None = None) -> LoadedWorkload:
@@ -117,15 +109,8 @@ def load_workload(path: Path, settings: dict[str, Any] | None = None) -> LoadedW
         raise WorkloadError(
             "HP102", f"workload{inspect.signature(make)}: {error}", where="--set", hint="name one of its parameters"
         ) from None
-    try:
+    with telling(WorkloadError, "HP103", "workload() raised", path, hint="call it once in plain Python"):
         workload = make(**settings)
-    except USER_ERRORS as error:
-        raise WorkloadError(
-            "HP103",
-            f"workload() raised {told(error)}",
-            where=user_line(error, path),
-            hint="call it once in plain Python",
-        ) from error
     if not isinstance(workload, Workload):
         raise WorkloadError(
             "HP105",

@@ -22,7 +22,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from hetpipe_compiler.errors import WorkloadError
-from hetpipe_compiler.frontend.load import LoadedWorkload, user_line
+from hetpipe_compiler.frontend.load import LoadedWorkload
 from hetpipe_compiler.frontend.regions import autocast_on_cpu
 from hetpipe_compiler.frontend.training_step import TrainingStep, loss_for
 from hetpipe_compiler.frontend.watched_call import (
@@ -34,7 +34,7 @@ from hetpipe_compiler.frontend.watched_call import (
     watched_call,
 )
 from hetpipe_compiler.ir.opaque import OPAQUE, OpaqueCall, Size, Slot, TensorForm, exporting, size_at
-from hetpipe_compiler.user_code import USER_ERRORS, told
+from hetpipe_compiler.user_code import telling
 
 
 class Kept:
@@ -130,17 +130,9 @@ class Kept:
             for path in self.paths:
                 module = step.model.get_submodule(path)
                 stack.enter_context(mock.patch.object(module, "_call_impl", watched_call(path, module, seen, inside)))
-            try:
+            hint = "run one training step on the example in plain PyTorch"
+            with telling(WorkloadError, "HP110", "the model or its loss raised", self._loaded.path, hint=hint):
                 step(*(leaf.clone() for leaf in leaves))
-            except WorkloadError:
-                raise
-            except USER_ERRORS as error:
-                raise WorkloadError(
-                    "HP110",
-                    f"the model or its loss raised {told(error)}",
-                    where=user_line(error, self._loaded.path),
-                    hint="run one training step on the example in plain PyTorch",
-                ) from error
         with torch.no_grad():
             for name, buffer in step.named_buffers():
                 if name in before and before[name].shape == buffer.shape:

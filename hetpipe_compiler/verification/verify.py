@@ -20,9 +20,9 @@ from pathlib import Path
 import torch
 
 from hetpipe_compiler.errors import WorkloadError
-from hetpipe_compiler.frontend.load import LoadedWorkload, user_line
+from hetpipe_compiler.frontend.load import LoadedWorkload
 from hetpipe_compiler.ir.plan import Plan
-from hetpipe_compiler.user_code import USER_ERRORS, first_line, told
+from hetpipe_compiler.user_code import USER_ERRORS, first_line, told, user_line
 from hetpipe_compiler.verification.original import Original
 from hetpipe_compiler.verification.outcome import Difference, Outcome, Reference, largest_difference
 from hetpipe_compiler.verification.stages import WrittenStages

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hetpipe_compiler.errors import WorkloadError
-from hetpipe_compiler.frontend.load import load_workload, parse_settings, user_line, workload_digest
+from hetpipe_compiler.frontend.load import load_workload, parse_settings, workload_digest
 
 GOOD = """
 import torch
@@ -120,13 +120,3 @@ def test_a_setting_that_it_does_not_take(tmp_path: Path) -> None:
     assert (error.code, error.where) == ("HP102", "--set")
     assert "workload(batch_size=4" in error.message
     assert "'depth'" in error.message
-
-
-def test_the_innermost_line_of_the_users_file(tmp_path: Path) -> None:
-    path = written(tmp_path, "def f():\n    return g()\ndef g():\n    return int('x')\n")
-    scope: dict[str, Any] = {}
-    exec(compile(path.read_text(), str(path), "exec"), scope)
-    with pytest.raises(ValueError, match="invalid literal") as caught:
-        scope["f"]()
-    assert user_line(caught.value, path) == f"{path}:4"
-    assert user_line(caught.value, tmp_path / "other.py") == str(tmp_path / "other.py")
