@@ -36,6 +36,7 @@ from hetpipe_compiler.ir.cluster import Cluster
 from hetpipe_compiler.ir.costs import NodeCost
 from hetpipe_compiler.ir.schedule import Schedule
 from hetpipe_compiler.ir.source import module_path, source_place
+from hetpipe_compiler.ir.storage import storage_of
 
 
 def write_artifact(
@@ -145,7 +146,7 @@ def _apart(values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     found = {}
     for name, value in values.items():
         value = value.detach().contiguous()
-        shares = value.untyped_storage()._cdata in seen or value.untyped_storage().nbytes() > value.nbytes
+        shares = storage_of(value) in seen or value.untyped_storage().nbytes() > value.nbytes
         found[name] = value.clone() if shares else value
-        seen.add(found[name].untyped_storage()._cdata)
+        seen.add(storage_of(found[name]))
     return found

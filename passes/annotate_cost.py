@@ -41,6 +41,7 @@ from hetpipe_compiler.ir.captured import Captured
 from hetpipe_compiler.ir.costs import GradientSum, NodeCost, SavedStorage, Work
 from hetpipe_compiler.ir.opaque import OpaqueCall, opaque_call
 from hetpipe_compiler.ir.source import source_place
+from hetpipe_compiler.ir.storage import storage_of
 from hetpipe_compiler.passes.base import Compilation, Pass
 from hetpipe_compiler.passes.live_bytes import NodeLives, storages, tensors_in
 from hetpipe_compiler.passes.node_key import node_key
@@ -148,8 +149,8 @@ class _CostInterpreter(fx.Interpreter):
         self._lives: dict[str, NodeLives] = {}
         self._backwards: dict[tuple[object, ...], _Backward] = {}
         self._saver = StorageSaver(
-            excluded={t.untyped_storage()._cdata for t in tensors.values()},
-            trainable={t.untyped_storage()._cdata for t in tensors.values() if t.requires_grad},
+            excluded={storage_of(t) for t in tensors.values()},
+            trainable={storage_of(t) for t in tensors.values() if t.requires_grad},
         )
         self._contexts: tuple[Context, ...] = ()
         # Every tensor ever made stays alive here, so that no storage's identity is used again.
@@ -215,7 +216,7 @@ class _CostInterpreter(fx.Interpreter):
         )
         self._alive.append((out, value))
         for leaf in tensors_in(value):
-            self._saver.owners.setdefault(leaf.untyped_storage()._cdata, node.name)
+            self._saver.owners.setdefault(storage_of(leaf), node.name)
         self._note(node, value, forward, backward.work, differentiable or kept, self._saved_by(node), key)
         gained = {id(leaf) for leaf, after in zip(leaves, given, strict=True) if _gained_gradient(leaf, after)}
         for target in mutated_arguments(node) if differentiable else ():
@@ -250,8 +251,8 @@ class _CostInterpreter(fx.Interpreter):
         pairs = list(zip(call.example, args[1], strict=True))
         with unset_fake_temporarily():
             given = [t.detach().requires_grad_(m.requires_grad) for t, m in pairs]
-        self._saver.stands_for = {t.untyped_storage()._cdata: m.untyped_storage()._cdata for t, m in pairs}
-        self._saver.excluded |= {t.untyped_storage()._cdata for t in call.own}
+        self._saver.stands_for = {storage_of(t): storage_of(m) for t, m in pairs}
+        self._saver.excluded |= {storage_of(t) for t in call.own}
         self._saver.current, self._saver.casts = [], {}
         mode = WorkMode()
         hooks = torch.autograd.graph.saved_tensors_hooks(self._saver.pack, lambda t: t)
@@ -267,9 +268,9 @@ class _CostInterpreter(fx.Interpreter):
         for real in tensors_in(out):
             leaf = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=self._device)
             value.append(leaf.requires_grad_(differentiable and leaf.is_floating_point()))
-            key = leaf.untyped_storage()._cdata
-            self._saver.owners.setdefault(key, node.name)
-            lives.made[key] = lives.made.pop(real.untyped_storage()._cdata, 0)
+            storage = storage_of(leaf)
+            self._saver.owners.setdefault(storage, node.name)
+            lives.made[storage] = lives.made.pop(storage_of(real), 0)
         self._lives[node.name] = lives
         self._alive.append((out, value))
         saved, key = self._saved_by(node), f"opaque {call.module}"
@@ -326,7 +327,7 @@ class _CostInterpreter(fx.Interpreter):
         for source in node.all_input_nodes:
             value = self.env[source]
             if isinstance(value, torch.Tensor) and value.requires_grad and [*source.users][-1] is node:
-                key = value.untyped_storage()._cdata
+                key = storage_of(value)
                 if key in self._saver.excluded:
                     kept[key] = value.numel() * value.element_size()
         return sum(kept.values())
@@ -342,7 +343,7 @@ class _CostInterpreter(fx.Interpreter):
         key: str = "",
     ) -> None:
         if node.op == "placeholder" and isinstance(value, torch.Tensor):
-            self._saver.owners[value.untyped_storage()._cdata] = node.name
+            self._saver.owners[storage_of(value)] = node.name
             self._alive.append(value)
         tensors = tensors_in(value)
         single = value if isinstance(value, torch.Tensor) else None

@@ -15,6 +15,8 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hetpipe_compiler.ir.storage import storage_of
+
 
 class LiveBytes:
     """A count of living storages.
@@ -35,12 +37,12 @@ class LiveBytes:
 
     def note(self, tensors: Iterable[torch.Tensor], known: Iterable[torch.Tensor] = ()) -> None:
         """Count the storages of ``tensors``, those of ``known`` excepted."""
-        before = {t.untyped_storage()._cdata for t in known}
+        before = {storage_of(t) for t in known}
         for tensor in tensors:
-            storage = tensor.untyped_storage()
-            key = storage._cdata
+            key = storage_of(tensor)
             if key in before or key in self._alive:
                 continue
+            storage = tensor.untyped_storage()
             size = storage.nbytes()
             self._alive[key] = weakref.ref(storage, partial(self._died, self._alive, key, size))
             self.made[key] = size
@@ -75,8 +77,7 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
 
 def storages(tree: Any) -> dict[int, int]:
     """Address -> bytes of the storages in ``tree``."""
-    found = (t.untyped_storage() for t in tensors_in(tree))
-    return {storage._cdata: storage.nbytes() for storage in found}
+    return {storage_of(t): t.untyped_storage().nbytes() for t in tensors_in(tree)}
 
 
 @dataclass

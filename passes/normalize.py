@@ -28,6 +28,7 @@ from hetpipe_compiler.frontend.regions import contexts_of, uses_autocast
 from hetpipe_compiler.ir.captured import Captured
 from hetpipe_compiler.ir.opaque import OPAQUE
 from hetpipe_compiler.ir.source import module_path, source_place
+from hetpipe_compiler.ir.storage import storage_of
 from hetpipe_compiler.passes.base import Compilation, Pass
 
 #: Export's runtime checks: they return nothing and hold no meaning for training.
@@ -165,7 +166,7 @@ class Storages:
         attributes: dict[str, fx.Node] = {}
         for node in graph.nodes:
             for value in _tensors(node):
-                self._join(node, first.setdefault(value.untyped_storage()._cdata, node))
+                self._join(node, first.setdefault(storage_of(value), node))
             if node.op == "get_attr":
                 self._join(node, attributes.setdefault(str(node.target), node))
             for source in _aliased_arguments(node):
@@ -366,7 +367,7 @@ def _same_result(node: fx.Node, target: fx.Node, twin: torch._ops.OpOverload, tr
     into = values[target]
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         result = twin(*args, **kwargs)
-    if not isinstance(result, torch.Tensor) or result.untyped_storage()._cdata == into.untyped_storage()._cdata:
+    if not isinstance(result, torch.Tensor) or storage_of(result) == storage_of(into):
         return False
     if type(result.grad_fn).__name__ == "NotImplemented":
         return False

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from hetpipe_compiler.ir.costs import Work
+from hetpipe_compiler.ir.storage import storage_of
 from hetpipe_compiler.passes.live_bytes import LiveBytes, tensors_in
 from hetpipe_compiler.passes.operator_bytes import bytes_moved
 
@@ -64,7 +65,7 @@ class WorkMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not func.is_view and func._schema.name not in _FREE and not _only_looks(func, out):
             self.work.append(work_of(func, args, kwargs, out))
         if func is torch.ops.aten._to_copy.default:
-            self.casts[out.untyped_storage()._cdata] = (args[0].untyped_storage()._cdata, out.dtype)
+            self.casts[storage_of(out)] = (storage_of(args[0]), out.dtype)
         if not func.is_view:
             self.live.note(tensors_in(out), tensors_in((args, kwargs)))
         return out

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from hetpipe_compiler.ir.storage import storage_of
+
 
 @dataclass
 class StorageSaver:
@@ -33,14 +35,14 @@ class StorageSaver:
     stands_for: dict[int, int] = field(default_factory=dict)
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        key = self.stands_for.get(storage._cdata, storage._cdata)
+        key = storage_of(tensor)
+        key = self.stands_for.get(key, key)
         if key not in self.excluded and key not in self.seen:
             # Kept alive: a freed storage's identity would be given out again.
             self.seen[key] = tensor
             if self._is_kept_cast(key):
                 return tensor
-            self.current.append((key, storage.nbytes()))
+            self.current.append((key, tensor.untyped_storage().nbytes()))
         return tensor
 
     def _is_kept_cast(self, key: int) -> bool:

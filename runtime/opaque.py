@@ -22,6 +22,7 @@ from hetpipe_compiler.frontend.capture import build_on_meta, build_real
 from hetpipe_compiler.frontend.load import load_workload
 from hetpipe_compiler.ir.opaque import size_at
 from hetpipe_compiler.ir.plan import Plan
+from hetpipe_compiler.ir.storage import storage_of
 
 
 class Opaque:
@@ -115,8 +116,8 @@ class Opaque:
                 f"'{self._path}' returned {found}, but the plan was made for {expected}: what a module that is kept"
                 " whole returns may depend on values, but not its sizes"
             )
-        own = {t.untyped_storage()._cdata for t in state.values()}
-        if any(isinstance(t, torch.Tensor) and t.numel() and t.untyped_storage()._cdata in own for t in leaves):
+        own = {storage_of(t) for t in state.values()}
+        if any(isinstance(t, torch.Tensor) and t.numel() and storage_of(t) in own for t in leaves):
             raise RuntimeError(f"'{self._path}' returned one of its own parameters or buffers, or a view of one")
 
 

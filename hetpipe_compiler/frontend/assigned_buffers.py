@@ -16,6 +16,7 @@ from torch import fx
 from torch.fx.traceback import annotate, preserve_node_meta
 
 from hetpipe_compiler.errors import WorkloadError
+from hetpipe_compiler.ir.storage import storage_of
 
 #: A module's buffers by its own names.
 _Buffers: TypeAlias = dict[str, torch.Tensor | None]
@@ -61,9 +62,9 @@ class AssignedBuffers:
                     hint="change it in place, or put a copy there: value.clone()",
                 )
             assigned.append((holder, name, old, new))
-        olds = {_memory(old) for _, _, old, _ in assigned}
+        olds = {storage_of(old) for _, _, old, _ in assigned}
         with torch.no_grad():
-            values = [new.clone() if _memory(new) in olds else new for *_, new in assigned]
+            values = [new.clone() if storage_of(new) in olds else new for *_, new in assigned]
             with preserve_node_meta(), annotate({_MARK: True}):
                 for (_, _, old, _), value in zip(assigned, values, strict=True):
                     old.copy_(value)
@@ -124,9 +125,5 @@ def _buffers(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, _Buffers
             yield from ((module, module._buffers, name, b) for name, b in module._buffers.items() if b is not None)
 
 
-def _memory(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
-
-
 def _shares(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    return _memory(tensor) == _memory(other) and tensor.numel() > 0
+    return storage_of(tensor) == storage_of(other) and tensor.numel() > 0

@@ -39,6 +39,7 @@ from hetpipe_compiler.frontend.swallowed_errors import refusing_swallowed_errors
 from hetpipe_compiler.frontend.training_step import TrainingStep
 from hetpipe_compiler.frontend.written_files import noting_written_files
 from hetpipe_compiler.ir.source import is_internal, told_place
+from hetpipe_compiler.ir.storage import storage_of
 
 _Export: TypeAlias = Callable[[TrainingStep, tuple[torch.Tensor, ...]], tuple[ExportedProgram, str | None]]
 _HINT = (
@@ -147,9 +148,9 @@ def refuse_state(
         export: Makes the next call.
         path: The user's file.
     """
-    read = {_memory(value) for value in program.constants.values() if isinstance(value, torch.Tensor)}
+    read = {storage_of(value) for value in program.constants.values() if isinstance(value, torch.Tensor)}
     for place, tensor in observed.replaced_tensors().items():
-        if ".".join(place).lstrip(".") in program.constants or _memory(tensor) in read:
+        if ".".join(place).lstrip(".") in program.constants or storage_of(tensor) in read:
             raise _keeps_state(step, place, None, path)
     left = [v for _, v in observed.changed.values() if isinstance(v, torch.Tensor)]
     if observed.files or len(left) < len(observed.changed) or any(_ages(step, program, tensor) for tensor in left):
@@ -206,26 +207,26 @@ class _Kept:
 
     def read_by(self, program: ExportedProgram) -> list[torch.Tensor]:
         """Those that a program reads, as they were."""
-        constants = {_memory(c) for c in program.constants.values() if isinstance(c, torch.Tensor)}
-        return [old for old, new in self._pairs.values() if _memory(new) in constants]
+        constants = {storage_of(c) for c in program.constants.values() if isinstance(c, torch.Tensor)}
+        return [old for old, new in self._pairs.values() if storage_of(new) in constants]
 
     def names_in(self, program: ExportedProgram) -> set[str]:
         """Under which names a program reads them."""
-        memories = {_memory(new) for _, new in self._pairs.values()}
-        names = {n for n, c in program.constants.items() if isinstance(c, torch.Tensor) and _memory(c) in memories}
+        memories = {storage_of(new) for _, new in self._pairs.values()}
+        names = {n for n, c in program.constants.items() if isinstance(c, torch.Tensor) and storage_of(c) in memories}
         return {
             node for node, name in program.graph_signature.inputs_to_lifted_tensor_constants.items() if name in names
         }
 
     @property
     def memories(self) -> set[int]:
-        return {_memory(old) for old, _ in self._pairs.values()}
+        return {storage_of(old) for old, _ in self._pairs.values()}
 
 
 def _same_but_kept(program: ExportedProgram, again: ExportedProgram, kept: _Kept) -> bool:
     """Whether the calls apply the same operators, but for those that make what is kept."""
     names = kept.names_in(again)
-    placed = {_memory(n.meta["val"]) for n in again.graph.nodes if n.name in names}
+    placed = {storage_of(n.meta["val"]) for n in again.graph.nodes if n.name in names}
     return _operators(program.graph, kept.memories) == _operators(again.graph, placed)
 
 
@@ -236,7 +237,7 @@ def _operators(graph: fx.Graph, kept: set[int]) -> Counter[str]:
     while stack:
         for node in stack.pop().all_input_nodes:
             value = node.meta.get("val")
-            if node not in seen and not (isinstance(value, torch.Tensor) and _memory(value) in kept):
+            if node not in seen and not (isinstance(value, torch.Tensor) and storage_of(value) in kept):
                 seen.add(node)
                 stack.append(node)
     return Counter(str(node.target) for node in seen if node.op == "call_function")
@@ -252,9 +253,9 @@ def _ages(step: TrainingStep, program: ExportedProgram, value: torch.Tensor) -> 
     trained = {name for name, p in step.named_parameters(remove_duplicate=False) if p.requires_grad and step.training}
     signature = program.graph_signature
     moving = {*signature.user_inputs, *(n for n, name in signature.inputs_to_parameters.items() if name in trained)}
-    memory = _memory(value)
+    memory = storage_of(value)
     vals = {n: n.meta.get("val") for n in program.graph.nodes}
-    stack = [n for n, v in vals.items() if isinstance(v, torch.Tensor) and _memory(v) == memory]
+    stack = [n for n, v in vals.items() if isinstance(v, torch.Tensor) and storage_of(v) == memory]
     seen = set(stack)
     while stack:
         node = stack.pop()
@@ -265,10 +266,6 @@ def _ages(step: TrainingStep, program: ExportedProgram, value: torch.Tensor) -> 
             seen.update(new)
             stack += new
     return False
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _depends_on_file(name: str, where: str) -> WorkloadError:

@@ -11,6 +11,7 @@ import torch
 from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.frontend.training_step import TrainingStep
 from hetpipe_compiler.ir.plan import Tensor
+from hetpipe_compiler.ir.storage import storage_of
 
 #: Prefixes that `TrainingStep` adds to the names of the model's and the loss's tensors.
 _MODEL, _LOSS = "model.", "loss."
@@ -38,7 +39,7 @@ class Names:
         _refuse_overlaps(model, where)
         self._where = where
         self._own = {id(t): n for n, t in (*model.named_parameters(), *model.named_buffers())}
-        self._memory = {_memory(t): n for n, t in (*model.named_buffers(), *model.named_parameters()) if t.numel()}
+        self._memory = {storage_of(t): n for n, t in (*model.named_buffers(), *model.named_parameters()) if t.numel()}
         self.parameters = self._collect(model.named_parameters(remove_duplicate=False), set())
         transient = {
             f"{prefix}.{name}".lstrip(".")
@@ -81,10 +82,10 @@ class Names:
             )
         if id(value) in self._own:  # reached by another way than its name, such as through a list
             return self._own[id(value)]
-        if value.numel() and _memory(value) in self._memory:
+        if value.numel() and storage_of(value) in self._memory:
             raise WorkloadError(
                 "HP116",
-                f"forward reads the memory of '{self._memory[_memory(value)]}' through another tensor, '{target}'",
+                f"forward reads the memory of '{self._memory[storage_of(value)]}' through another tensor, '{target}'",
                 where=self._where,
                 hint="read the parameter or buffer itself, and slice it in forward",
             )
@@ -108,7 +109,7 @@ def _refuse_overlaps(model: torch.nn.Module, where: str) -> None:
     for name, value in (*parameters.items(), *model.named_buffers()):
         if not value.numel():
             continue
-        first, other = seen.setdefault(_memory(value), (name, value))
+        first, other = seen.setdefault(storage_of(value), (name, value))
         if other is not value and first in parameters:
             kind = "parameter" if name in parameters else "buffer"
             raise WorkloadError(
@@ -117,11 +118,6 @@ def _refuse_overlaps(model: torch.nn.Module, where: str) -> None:
                 where=where,
                 hint="assign the same Parameter to both, or slice it in forward",
             )
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    """What tensors have in common that share memory."""
-    return int(tensor.untyped_storage()._cdata)
 
 
 def attribute(root: Any, target: str) -> Any:

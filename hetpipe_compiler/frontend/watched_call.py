@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.ir.opaque import Slot, TensorForm, fill
+from hetpipe_compiler.ir.storage import storage_of
 
 #: Types of values that can be written into a stage's file.
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
@@ -164,10 +165,10 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _check_returned(path: str, module: torch.nn.Module, leaves: Sequence[Any], own: dict[str, torch.Tensor]) -> None:
-    memory = {t.untyped_storage()._cdata: name for name, t in own.items()}
+    memory = {storage_of(t): name for name, t in own.items()}
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
-            name = memory.get(leaf.untyped_storage()._cdata)
+            name = memory.get(storage_of(leaf))
             if name is not None and leaf.numel():
                 raise cannot_keep(path, f"returns its own '{name}' or a view of it", "return a clone of it", module)
             if leaf.layout != torch.strided:

@@ -26,6 +26,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from hetpipe_compiler.frontend.regions import enter
+from hetpipe_compiler.ir.storage import storage_of
 from hetpipe_compiler.passes.annotate_cost import NodeCall
 
 #: Bytes that the sets of arguments are to reach together: more than any last-level cache share of a core.
@@ -129,10 +130,10 @@ def _run_once(call: NodeCall, leaves: list[Any], device: torch.device, written: 
     args, kwargs = pytree.tree_unflatten(given, call.spec)
     target: Any = call.target
     saved: dict[int, int] = {}
-    own = {t.untyped_storage()._cdata for t in leaves if isinstance(t, torch.nn.Parameter)}
+    own = {storage_of(t) for t in leaves if isinstance(t, torch.nn.Parameter)}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        saved[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+        saved[storage_of(tensor)] = tensor.untyped_storage().nbytes()
         return tensor
 
     with torch.enable_grad(), enter(call.contexts):
