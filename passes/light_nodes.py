@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hetpipe_compiler.ir.blocks import BlockChain, CrossingValue, SharedBytes
+from hetpipe_compiler.ir.blocks import BlockChain, CrossingValue
 from hetpipe_compiler.ir.cluster import Link
 from hetpipe_compiler.passes.block_graph import BlockGraph, block_graph
 from hetpipe_compiler.passes.closed_sets import ClosedSets, closed_sets
@@ -96,30 +96,7 @@ def left_out(chain: BlockChain, runs: Sequence[range]) -> BlockChain:
         if kept and value.producer not in gone:
             values.append(replace(value, producer=place[value.producer], consumers=kept))
     values += [CrossingValue(f"order{a}-{b}", a, (b,), 0, 0) for a, b in sorted(order)]
-    pick = list(place)
-
-    def left(group: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(place[b] for b in group if b not in gone)
-
-    def held(items: tuple[SharedBytes, ...]) -> tuple[SharedBytes, ...]:
-        found = (replace(item, blocks=left(item.blocks)) for item in items)
-        return tuple(item for item in found if item.blocks)
-
-    return replace(
-        chain,
-        blocks=tuple(chain.blocks[block] for block in pick),
-        forward_ms={kind: times[pick] for kind, times in chain.forward_ms.items()},
-        backward_ms={kind: times[pick] for kind, times in chain.backward_ms.items()},
-        measured=False,
-        values=tuple(values),
-        parameters=held(chain.parameters),
-        frozen=held(chain.frozen),
-        saved=held(chain.saved),
-        workspace=tuple(chain.workspace[block] for block in pick) if chain.workspace else (),
-        replay=tuple(chain.replay[block] for block in pick) if chain.replay else (),
-        resident=None if chain.resident is None else tuple(chain.resident[block] for block in pick),
-        colocate=tuple(group for group in map(left, chain.colocate) if len(group) > 1),
-    )
+    return chain.picked(list(place), tuple(values))
 
 
 def over_the_fastest_link(classes: DeviceClasses) -> DeviceClasses:

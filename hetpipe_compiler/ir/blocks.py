@@ -133,13 +133,6 @@ class BlockChain:
         if list(order) == list(range(len(self))):
             return self
         at = {block: index for index, block in enumerate(order)}
-        pick = np.array(order)
-
-        def moved(items: tuple[SharedBytes, ...]) -> tuple[SharedBytes, ...]:
-            return tuple(
-                SharedBytes(item.name, item.bytes, tuple(sorted([at[b] for b in item.blocks]))) for item in items
-            )
-
         values = tuple(
             CrossingValue(
                 v.name, at[v.producer], tuple(sorted([at[b] for b in v.consumers])), v.forward_bytes, v.backward_bytes
@@ -148,19 +141,33 @@ class BlockChain:
         )
         if any(v.producer >= v.consumers[0] for v in values):
             raise ValueError("not a topological order: a block would come before what it reads")
+        return self.picked(order, values)
+
+    def picked(self, blocks: Sequence[int], values: tuple[CrossingValue, ...]) -> BlockChain:
+        """These blocks alone, in this order, with what belongs to them; between them ``values``, in the new indices."""
+        at = {block: index for index, block in enumerate(blocks)}
+        pick = np.array(blocks)
+
+        def moved(indices: tuple[int, ...]) -> tuple[int, ...]:
+            return tuple(sorted([at[b] for b in indices if b in at]))
+
+        def held(items: tuple[SharedBytes, ...]) -> tuple[SharedBytes, ...]:
+            found = [SharedBytes(item.name, item.bytes, moved(item.blocks)) for item in items]
+            return tuple([item for item in found if item.blocks])
+
         measured = self.measured
         return replace(
             self,
-            blocks=tuple(self.blocks[b] for b in order),
+            blocks=tuple(self.blocks[b] for b in blocks),
             forward_ms={kind: times[pick] for kind, times in self.forward_ms.items()},
             backward_ms={kind: times[pick] for kind, times in self.backward_ms.items()},
             measured=measured if isinstance(measured, bool) else {kind: m[pick] for kind, m in measured.items()},
             values=values,
-            parameters=moved(self.parameters),
-            frozen=moved(self.frozen),
-            saved=moved(self.saved),
-            workspace=tuple(self.workspace[b] for b in order) if self.workspace else (),
-            replay=tuple(self.replay[b] for b in order) if self.replay else (),
-            resident=None if self.resident is None else tuple(self.resident[b] for b in order),
-            colocate=tuple(tuple(sorted(at[b] for b in group)) for group in self.colocate),
+            parameters=held(self.parameters),
+            frozen=held(self.frozen),
+            saved=held(self.saved),
+            workspace=tuple(self.workspace[b] for b in blocks) if self.workspace else (),
+            replay=tuple(self.replay[b] for b in blocks) if self.replay else (),
+            resident=None if self.resident is None else tuple(self.resident[b] for b in blocks),
+            colocate=tuple(group for group in map(moved, self.colocate) if len(group) > 1),
         )
