@@ -43,7 +43,7 @@ ROWS = (
     Row("a buffer that is a parameter's memory stays behind", "BufferOfParameter",
         "frontend.names:_refuse_overlaps", ", *model.named_buffers())", ",)"),
     Row("a parameter in a list is a constant", "ListedParameter",
-        "frontend.names:Names.of", "_memory(value) in self._memory:", "False:"),
+        "frontend.names:Names.of", "storage_of(value) in self._memory:", "False:"),
     Row("a buffer in a list is a constant", "OddNames",
         "frontend.names:Names.of", "if id(value) in self._own:", sees="HP1|cut"),
     Row("a constant has a buffer's name", "OddNames",
