@@ -16,7 +16,7 @@ from hetpipe_compiler.errors import ClusterError
 
 if TYPE_CHECKING:
     from hetpipe_compiler.ir.plan import Plan
-    from hetpipe_compiler.options import CompileOptions
+    from hetpipe_compiler.options import CompileOptions, CompileResult
 
 #: Names of the passes, in order; here so that --help need not import them.
 PASSES = (
@@ -162,10 +162,17 @@ def command(
         raise ClusterError("HP222", "no cluster file", where="--cluster", hint="only --explain needs none")
     if decisions is not None:
         options = with_decisions(options, decisions)
+    result = _compiled(model, settings or [], cluster, out, options, json)
+    _report(result.plan, out, json, memory)
+    _say(result, json, time_passes)
+
+
+def _compiled(
+    model: Path, settings: list[str], cluster: Path, out: Path, options: CompileOptions, json: bool
+) -> CompileResult:
     from rich.console import Console
 
-    errors = Console(stderr=True)
-    with errors.status("loading torch") as status:
+    with Console(stderr=True).status("loading torch") as status:
         from hetpipe_compiler.compile_graph import compile_graph, is_graph_file, refuse_options
         from hetpipe_compiler.ir.cluster import Cluster
 
@@ -174,20 +181,11 @@ def command(
         with contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext():
             if is_graph_file(model):
                 refuse_options(model, ["--set"] * bool(settings))
-                result = compile_graph(model, Cluster.load(cluster), out, options)
-            else:
-                from hetpipe_compiler.compiler import compile
-                from hetpipe_compiler.frontend.load import parse_settings
+                return compile_graph(model, Cluster.load(cluster), out, options)
+            from hetpipe_compiler.compiler import compile
+            from hetpipe_compiler.frontend.load import parse_settings
 
-                result = compile(model, cluster, out, settings=parse_settings(settings or []), options=options)
-    _report(result.plan, out, json, memory)
-    if result.verification is not None:
-        errors.print(str(result.verification), highlight=False, soft_wrap=True)
-    if result.explanation is not None:
-        print(result.explanation, file=sys.stderr if json else sys.stdout)
-    if time_passes:
-        for name, seconds in result.seconds.items():
-            errors.print(f"{name:14} {seconds:8.3f} s", highlight=False)
+            return compile(model, cluster, out, settings=parse_settings(settings), options=options)
 
 
 def _explain(model: Path, settings: list[str], opaque: list[str]) -> None:
@@ -252,6 +250,20 @@ def _report(plan: Plan, out: Path, json: bool, memory: bool) -> None:
     console.print(f"written: {out}{note}", highlight=False, soft_wrap=True)
     if plan.evaluation_note is not None:
         console.print(f"for training only: {plan.evaluation_note}", highlight=False, soft_wrap=True)
+
+
+def _say(result: CompileResult, json: bool, time_passes: bool) -> None:
+    """What there is to say beside the plan."""
+    from rich.console import Console
+
+    errors = Console(stderr=True)
+    if result.verification is not None:
+        errors.print(str(result.verification), highlight=False, soft_wrap=True)
+    if result.explanation is not None:
+        print(result.explanation, file=sys.stderr if json else sys.stdout)
+    if time_passes:
+        for name, seconds in result.seconds.items():
+            errors.print(f"{name:14} {seconds:8.3f} s", highlight=False)
 
 
 def main() -> Any:
