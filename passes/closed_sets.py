@@ -158,8 +158,9 @@ def _rehash(size: int, hashes: WordArray, count: int) -> Int32Array:
 
 
 @numba.njit(cache=True)
-def _longer(array: Int32Array) -> Int32Array:
-    longer = np.empty(2 * len(array), dtype=np.int32)
+def _longer(array: Any) -> Any:
+    """Twice as many entries, or rows."""
+    longer = np.zeros((2 * len(array),) + array.shape[1:], dtype=array.dtype)  # noqa: RUF005 (numba)
     longer[: len(array)] = array
     return longer
 
@@ -217,15 +218,7 @@ def _enumerate(
             place = _find(table, hashes, sets, key, words)
             if table[place] < 0:
                 if count == room:
-                    more = np.zeros((2 * room, width), dtype=np.uint64)
-                    more[:room] = sets
-                    sets = more
-                    more_hashes = np.zeros(2 * room, dtype=np.uint64)
-                    more_hashes[:room] = hashes
-                    hashes = more_hashes
-                    more_starts = np.zeros(2 * room + 1, dtype=np.int64)
-                    more_starts[: room + 1] = starts
-                    starts = more_starts
+                    sets, hashes, starts = _longer(sets), _longer(hashes), _longer(starts)
                     parent, added = _longer(parent), _longer(added)
                     room *= 2
                     table = _rehash(4 * room, hashes, count)
