@@ -137,17 +137,21 @@ def _engine(plan: Plan, folder: Path, workload: LoadedWorkload, stage: int, batc
     known = {t.name: t for t in (*plan.parameters, *plan.buffers)}
     weights = {name: _initial(known[name]) for name in (*here.parameters, *here.buffers) if name in known}
     servers = Servers({})
+
+    def repeated(_: int) -> list[Any]:
+        return [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in batch]
+
     engine = StageEngine(
         plan,
         folder,
         0,
         stage,
-        workload,
-        Neighbours(plan, stage),
-        servers,
-        weights,
-        load_constants(plan, folder),
-        (lambda _: [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in batch]) if stage == 0 else None,
+        workload=workload,
+        mailbox=Neighbours(plan, stage),
+        link=servers,
+        weights=weights,
+        constants=load_constants(plan, folder),
+        batches=repeated if stage == 0 else None,
         seed=0,
         device="cpu",
         reproducible=False,

@@ -90,6 +90,7 @@ class StageEngine:
         folder: Path,
         vw: int,
         stage: int,
+        *,
         workload: LoadedWorkload,
         mailbox: Mailbox,
         link: ParameterLink,
