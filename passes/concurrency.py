@@ -32,7 +32,7 @@ from hetpipe_compiler.passes.in_flight import LEANEST, vectors
 from hetpipe_compiler.passes.infeasible import does_not_fit
 from hetpipe_compiler.passes.orders import MAX_SETS, chain_orders
 from hetpipe_compiler.passes.own_partitioner import OwnPartitioner
-from hetpipe_compiler.passes.partition import PlannedStage, message_ms, planned_stages, relative_gap
+from hetpipe_compiler.passes.partition import Bounded, PlannedStage, message_ms, planned_stages
 from hetpipe_compiler.passes.partition_finder import Finder, finder_of
 from hetpipe_compiler.passes.partition_problem import PartitionProblem
 from hetpipe_compiler.passes.partition_search import Found, Search, search
@@ -50,7 +50,7 @@ ExchangeMs = Callable[[Device, int], float]
 
 
 @dataclass(frozen=True)
-class PlannedWorker:
+class PlannedWorker(Bounded):
     """The plan of one virtual worker.
 
     Attributes:
@@ -73,16 +73,6 @@ class PlannedWorker:
     unused: tuple[Device, ...] = ()
     order: tuple[int, ...] = ()
     searched: str = ""
-
-    @property
-    def gap(self) -> float:
-        """By what share of the bound the bottleneck may exceed the least there is."""
-        return relative_gap(self.bottleneck_ms, self.lower_bound_ms)
-
-    @property
-    def optimal(self) -> bool:
-        """Whether the bottleneck is proven to be the least."""
-        return self.gap == 0.0
 
     @property
     def in_flight(self) -> tuple[int, ...]:

@@ -65,8 +65,25 @@ class PlannedStage:
     recompute: bool = False
 
 
+class Bounded:
+    """What has a bottleneck and a proven bound on it."""
+
+    bottleneck_ms: float
+    lower_bound_ms: float
+
+    @property
+    def gap(self) -> float:
+        """By what share of the bound the bottleneck may exceed the least there is."""
+        return relative_gap(self.bottleneck_ms, self.lower_bound_ms)
+
+    @property
+    def optimal(self) -> bool:
+        """Whether the bottleneck is proven to be the least."""
+        return self.gap == 0.0
+
+
 @dataclass(frozen=True)
-class Partition:
+class Partition(Bounded):
     """The partition of one virtual worker.
 
     Attributes:
@@ -81,16 +98,6 @@ class Partition:
     bottleneck_ms: float
     lower_bound_ms: float
     unused: tuple[Device, ...]
-
-    @property
-    def gap(self) -> float:
-        """By what share of the bound the bottleneck may exceed the optimum."""
-        return relative_gap(self.bottleneck_ms, self.lower_bound_ms)
-
-    @property
-    def optimal(self) -> bool:
-        """Whether the bottleneck is proven to be the least."""
-        return self.gap == 0.0
 
 
 def relative_gap(bottleneck_ms: float, lower_bound_ms: float) -> float:
