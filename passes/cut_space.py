@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -26,6 +25,7 @@ from hetpipe_compiler.passes.kernels.arrays import (
     MemoryArrays,
     Reached,
     SetArrays,
+    Sweep,
     TailArrays,
     new_choices,
     new_reached,
@@ -132,15 +132,15 @@ class CutSpace:
         if tails is None:
             return np.inf, None, before
         rest = np.full(int(tails.rest_at[-1]), np.inf)
-        inputs = self._inputs(tails, memory)
+        sweep = self._sweep(tails, memory, overflow)
         left = budget - before
-        least, work = least_bottleneck(*(*inputs, rest, self.exact_stages, cap, self.overlapped, overflow, left))
+        least, work = least_bottleneck(sweep, rest, cap, left)
         if work > left:
             raise OutOfBudgetError
-        cut = self._plan_of(inputs, rest, float(least)) if with_plan and np.isfinite(least) else None
+        cut = self._plan_of(sweep, rest, float(least)) if with_plan and np.isfinite(least) else None
         return float(least), cut, int(work) + before
 
-    def _plan_of(self, inputs: tuple[Any, ...], rest: FloatArray, least: float) -> Cut:
+    def _plan_of(self, sweep: Sweep, rest: FloatArray, least: float) -> Cut:
         """Follow R, which a sweep has filled, along stages within ``least``."""
         bound, ends, order = least * (1 + ROUNDING), [0], list[int]()
         following, into = np.arange(len(self.tails)), 0
@@ -155,7 +155,7 @@ class CutSpace:
                     != into
                 ):
                     continue
-                end, out = first_stage_within(ends[-1], int(tail), into, *(*inputs, rest, bound, self.overlapped))
+                end, out = first_stage_within(ends[-1], int(tail), into, sweep, rest, bound)
                 if end >= 0:
                     break
             else:
@@ -183,21 +183,30 @@ class CutSpace:
         tails, before = self._tail_arrays(memory, np.inf if overflow else bound)
         assert tails is not None, "no plan within the bound"
         rest = new_choices(int(tails.rest_at[-1]))
-        inputs = self._inputs(tails, memory)
-        root, end, out, moved_ms, held, work = least_communication(
-            *(*inputs, rest, self.exact_stages, bound, self.overlapped, overflow, budget - before)
-        )
+        sweep = self._sweep(tails, memory, overflow)
+        root, end, out, moved_ms, held, work = least_communication(sweep, rest, bound, budget - before)
         if work > budget - before:
             raise OutOfBudgetError
         ends, order = _follow(int(root), int(end), int(out), tails, rest)
         return self._cut(ends, order, float(bound), float(moved_ms), int(held)), int(work) + before
 
-    def _inputs(self, tails: TailArrays, memory: MemoryArrays) -> tuple[Any, ...]:
+    def _sweep(self, tails: TailArrays, memory: MemoryArrays, overflow: bool) -> Sweep:
         count = len(self.sets)
         if "reached" not in self._scratch:
             self._scratch["reached"] = new_reached(count, len(self.graph))
         stages = new_stages(count, len(memory.in_flight), len(self.devices.bytes_per_ms))
-        return self.arrays, self.graph.arrays, tails, self.devices, memory, self._scratch["reached"], stages
+        return Sweep(
+            self.arrays,
+            self.graph.arrays,
+            tails,
+            self.devices,
+            memory,
+            self._scratch["reached"],
+            stages,
+            self.exact_stages,
+            self.overlapped,
+            overflow,
+        )
 
     @property
     def most_ms(self) -> float:

@@ -188,6 +188,29 @@ class Stages(NamedTuple):
     again_ms: FloatArray
 
 
+class Sweep(NamedTuple):
+    """What a sweep over closed sets reads, and its scratch.
+
+    A kernel unpacks it first of all: to reach into it from inside a loop takes twice the time.
+
+    Attributes:
+        exact_stages: Only pipelines with so many stages count; 0: any.
+        overlapped: A stage's time is the longer of computation and transfers, not their sum.
+        overflow: A stage's objective is the bytes by which it exceeds its device, and memory is no constraint.
+    """
+
+    sets: SetArrays
+    nodes: NodeArrays
+    tails: TailArrays
+    devices: DeviceArrays
+    memory: MemoryArrays
+    reached: Reached
+    stages: Stages
+    exact_stages: int
+    overlapped: bool
+    overflow: bool
+
+
 def new_reached(sets: int, nodes: int) -> Reached:
     """Scratch for so many sets and nodes."""
     return Reached(

@@ -21,16 +21,7 @@ from __future__ import annotations
 import numpy as np
 
 from hetpipe_compiler.ir.blocks import FloatArray
-from hetpipe_compiler.passes.kernels.arrays import (
-    BoolArray,
-    DeviceArrays,
-    MemoryArrays,
-    NodeArrays,
-    Reached,
-    SetArrays,
-    Stages,
-    TailArrays,
-)
+from hetpipe_compiler.passes.kernels.arrays import BoolArray, Stages, Sweep, TailArrays
 from hetpipe_compiler.passes.kernels.compiled import compiled
 from hetpipe_compiler.passes.kernels.stages import mark_usable, on_class, stages_from
 
@@ -77,29 +68,14 @@ def open_links(best: FloatArray, start: int, receives_over: BoolArray) -> None:
 
 
 @compiled
-def least_bottleneck(
-    sets: SetArrays,
-    nodes: NodeArrays,
-    tails: TailArrays,
-    devices: DeviceArrays,
-    memory: MemoryArrays,
-    reached: Reached,
-    stages: Stages,
-    rest: FloatArray,
-    exact_stages: int,
-    cap: float,
-    overlapped: bool,
-    overflow: bool,
-    budget: int,
-) -> tuple[float, int]:
+def least_bottleneck(sweep: Sweep, rest: FloatArray, cap: float, budget: int) -> tuple[float, int]:
     """The least bottleneck of a plan within ``cap``, infinite if there is none; and the work done.
 
     Args:
         rest: R, filled with infinity.
-        exact_stages: Only pipelines with so many stages count; 0: any.
-        overflow: A stage's objective is the bytes by which it exceeds its device, and memory is no constraint.
         budget: Gives up (work > budget, the result means nothing) when it is spent.
     """
+    sets, nodes, tails, devices, memory, reached, stages, exact_stages, overlapped, overflow = sweep
     last = sets.held.shape[1] - 1
     usable = np.zeros(devices.available.shape[0], dtype=np.bool_)
     best = np.empty(devices.bytes_per_ms.shape[0])
@@ -156,24 +132,13 @@ def least_bottleneck(
 
 @compiled
 def first_stage_within(
-    start: int,
-    tail: int,
-    into: int,
-    sets: SetArrays,
-    nodes: NodeArrays,
-    tails: TailArrays,
-    devices: DeviceArrays,
-    memory: MemoryArrays,
-    reached: Reached,
-    stages: Stages,
-    rest: FloatArray,
-    bound: float,
-    overlapped: bool,
+    start: int, tail: int, into: int, sweep: Sweep, rest: FloatArray, bound: float
 ) -> tuple[int, int]:
     """After `least_bottleneck`: where a first stage of ``tail`` can end and the link after it, all within ``bound``.
 
     Of several the one that moves least, (-1, -1) if there is none.
     """
+    sets, nodes, tails, devices, memory, reached, stages, _, overlapped, _ = sweep
     a, length = tails.first_class[tail], tails.stages[tail]
     usable = np.zeros(devices.available.shape[0], dtype=np.bool_)
     usable[a] = True

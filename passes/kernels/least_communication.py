@@ -7,17 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hetpipe_compiler.passes.kernels.arrays import (
-    Choices,
-    DeviceArrays,
-    MemoryArrays,
-    NodeArrays,
-    Reached,
-    SetArrays,
-    Stages,
-    TailArrays,
-    new_choices,
-)
+from hetpipe_compiler.passes.kernels.arrays import Choices, Stages, Sweep, TailArrays, new_choices
 from hetpipe_compiler.passes.kernels.compiled import compiled
 from hetpipe_compiler.passes.kernels.least_bottleneck import open_links
 from hetpipe_compiler.passes.kernels.stages import mark_usable, on_class, stages_from
@@ -66,19 +56,7 @@ def _least_moved(
 
 @compiled
 def least_communication(
-    sets: SetArrays,
-    nodes: NodeArrays,
-    tails: TailArrays,
-    devices: DeviceArrays,
-    memory: MemoryArrays,
-    reached: Reached,
-    stages: Stages,
-    rest: Choices,
-    exact_stages: int,
-    bound: float,
-    overlapped: bool,
-    overflow: bool,
-    budget: int,
+    sweep: Sweep, rest: Choices, bound: float, budget: int
 ) -> tuple[int, int, int, float, int, int]:
     """Among plans whose every stage's objective is at most ``bound``: least (communication ms, memory, order).
 
@@ -86,6 +64,7 @@ def least_communication(
     link that follows, its communication and memory, and the work done (more than ``budget``: given up). The rest of the
     plan stands in ``rest``.
     """
+    sets, nodes, tails, devices, memory, reached, stages, exact_stages, overlapped, overflow = sweep
     last = sets.held.shape[1] - 1
     usable = np.zeros(devices.available.shape[0], dtype=np.bool_)
     best = new_choices(devices.bytes_per_ms.shape[0])
