@@ -72,7 +72,7 @@ def compile(
         pipeline.run(step, compilation)
     profiles = load_profiles(options.profiles, [kind.name for kind in cluster.kinds()])
     with pipeline.timed("capture"):
-        compilation.captured = capture(loaded, evaluation=True, opaque=options.opaque)
+        compilation.captured = capture(loaded, evaluation=True, opaque=options.opaque, seed=options.seed)
     for step in (*_model_passes(loaded, compilation, options, profiles), *steps.planning):
         pipeline.run(step, compilation)
     explained = steps.explanation(compilation)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from hetpipe_compiler.errors import RunError
 from hetpipe_compiler.frontend.load import LoadedWorkload
 from hetpipe_compiler.user_code import telling
@@ -15,14 +13,13 @@ if TYPE_CHECKING:
 
 
 def build_model(loaded: LoadedWorkload, seed: int) -> nn.Module:
-    """Build the model on the CPU with torch seeded by ``seed``; one that its author left on meta is initialised.
+    """Build the model on the CPU from ``seed``; one that its author left on meta is initialised.
 
     Raises:
         RunError: HP555 building it raises; HP556 it is on meta and a module cannot initialise itself.
     """
-    torch.manual_seed(seed)
     with telling(RunError, "HP555", "building the model raised", loaded.path, hint="build it in plain PyTorch first"):
-        model = loaded.workload.model()
+        model: nn.Module = loaded.build(seed)
     if any(t.is_meta for t in (*model.parameters(), *model.buffers())):
         _initialise(model, str(loaded.path))
     return model

@@ -55,7 +55,7 @@ class Opaque:
         assert plan.workload is not None
         loaded = load_workload(folder / plan.workload.path, plan.workload.settings)
         with torch.random.fork_rng(devices=[]), unset_fake_temporarily():
-            model = build_on_meta(loaded) or build_real(loaded, plan.seed)
+            model = build_on_meta(loaded, plan.seed) or build_real(loaded, plan.seed)
         self._module = model.get_submodule(path)
 
     def __call__(self, stage: nn.Module, elsewhere: Mapping[str, torch.Tensor], /, *args: Any, **kwargs: Any) -> Any:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import inspect
 import keyword
 import re
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -22,7 +22,8 @@ from torch.utils import _pytree as pytree
 
 from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.frontend.assigned_buffers import read_assigned_from_copies
-from hetpipe_compiler.frontend.export import cannot_export, export_step
+from hetpipe_compiler.frontend.eager_check import CapturedOtherwiseError, EagerCheck
+from hetpipe_compiler.frontend.export import Exported, cannot_export, export_step
 from hetpipe_compiler.frontend.gradient_hooks import refuse_hooks
 from hetpipe_compiler.frontend.load import LoadedWorkload
 from hetpipe_compiler.frontend.names import Names, attribute
@@ -35,35 +36,37 @@ from hetpipe_compiler.ir.source import source_place, told_place
 from hetpipe_compiler.user_code import USER_ERRORS, first_line, telling
 
 
-def capture(loaded: LoadedWorkload, *, evaluation: bool = False, opaque: Sequence[str] = ()) -> Captured:
+def capture(loaded: LoadedWorkload, *, evaluation: bool = False, opaque: Sequence[str] = (), seed: int = 0) -> Captured:
     """Capture model and loss in train mode.
 
     Args:
         loaded: The workload.
         evaluation: Whether to capture them in eval mode too, as ``in_eval``.
         opaque: Submodules that are kept whole, by path or pattern; the model is then also built for real and run.
+        seed: What the model's constructor draws, it draws from this.
 
     Raises:
         WorkloadError: HP106-HP107 the example does not fit, or there is no scalar loss; HP108 no trainable parameters;
             HP110 the model or the loss raises; HP111-HP113 it cannot be captured as it is meant; HP115 autocast is off;
-            HP116 a parameter shares memory; HP119 gradients of its own; HP123-HP124 a submodule cannot be kept whole.
+            HP116 a parameter shares memory; HP119 gradients of its own; HP123-HP124 a submodule cannot be kept whole;
+            HP128 export has captured something else than eager mode computes.
     """
-    kept = Kept(loaded, build_real(loaded, seed=0), _example(loaded, "cpu"), opaque) if opaque else None
-    model = build_on_meta(loaded)
+    kept = Kept(loaded, build_real(loaded, seed), _example(loaded, "cpu"), opaque) if opaque else None
+    model = build_on_meta(loaded, seed)
     captured = _capture_on(loaded, model, _example(loaded, "meta"), evaluation, kept) if model is not None else None
     if captured is None:
         # The constructor or forward computes with values (drop-path rates from linspace().item()), a constant has none
         # on meta (torch.tensor(1.0, device=x.device)), or autocast decides on dtypes by device: look at a real model.
-        captured = _capture_on(loaded, build_real(loaded, seed=0), _example(loaded, "cpu"), evaluation, kept)
+        captured = _capture_on(loaded, build_real(loaded, seed), _example(loaded, "cpu"), evaluation, kept)
         assert captured is not None
     return captured
 
 
-def build_on_meta(loaded: LoadedWorkload) -> torch.nn.Module | None:
+def build_on_meta(loaded: LoadedWorkload, seed: int) -> torch.nn.Module | None:
     """The model on the meta device, in train mode; None if its constructor needs values."""
     try:
         with torch.device("meta"):
-            model = loaded.workload.model()
+            model = loaded.build(seed)
     except USER_ERRORS:
         return None
     if not isinstance(model, torch.nn.Module):
@@ -76,10 +79,10 @@ def build_on_meta(loaded: LoadedWorkload) -> torch.nn.Module | None:
 
 def build_real(loaded: LoadedWorkload, seed: int) -> torch.nn.Module:
     """The user's model with real weights (unless its author builds it on meta), in train mode, from ``seed``."""
-    torch.manual_seed(seed)
     hint = "build it in plain PyTorch first"
     with telling(WorkloadError, "HP110", "Workload.model() raised", loaded.path, hint=hint):
-        return loaded.workload.model().train()
+        model: torch.nn.Module = loaded.build(seed)
+        return model.train()
 
 
 def _example(loaded: LoadedWorkload, device: str) -> Any:
@@ -105,7 +108,9 @@ def _capture_on(
     refuse_hooks(step.model, str(loaded.path), kept.paths if kept is not None else ())
     try:
         graph_module, note = _export(loaded, step, tensors, kept)
-    except WorkloadError:
+    except WorkloadError as error:
+        if on_meta and isinstance(error, CapturedOtherwiseError):
+            return None  # code that asks for the kind of a tensor hears of another one on meta
         raise
     except USER_ERRORS as error:
         if on_meta:
@@ -121,13 +126,35 @@ def _capture_on(
 def _export(
     loaded: LoadedWorkload, step: TrainingStep, tensors: tuple[torch.Tensor, ...], kept: Kept | None
 ) -> tuple[fx.GraphModule, str | None]:
-    with ExitStack() as stack:
-        calls = stack.enter_context(kept.standing_in(step)) if kept is not None else {}
-        program, note = export_step(step, tensors, loaded.path)
-    graph_module = program.module(check_guards=False)
+    """The step as one graph, and why its batch size is fixed."""
+    if kept is not None:
+        with kept.standing_in(step) as calls:
+            exported = export_step(step, tensors, loaded.path)
+        return _graph(loaded, exported, calls), exported.note
+    exported = export_step(step, tensors, loaded.path)
+    graph_module = _graph(loaded, exported)
+    check = EagerCheck(step, loaded.path)
+    comparable = exported.as_eager and not (tensors[0].is_meta and uses_autocast(graph_module.graph))
+    if not comparable or not check.check(graph_module, tensors) or exported.note is not None:
+        return graph_module, exported.note
+    note = check.note_on_batch(graph_module, exported.program, tensors)
+    if note is None:
+        return graph_module, None
+    return _graph(loaded, export_step(step, tensors, loaded.path, fixed=note)), note
+
+
+def _graph(
+    loaded: LoadedWorkload, exported: Exported, opaque_calls: Mapping[str, Any] = MappingProxyType({})
+) -> fx.GraphModule:
+    """One graph without regions, under export's names."""
+    graph_module = exported.program.module(check_guards=False)
     assert isinstance(graph_module, fx.GraphModule)
-    set_opaque_calls(graph_module, calls)
-    return graph_module, note
+    set_opaque_calls(graph_module, opaque_calls)
+    _refuse_control_flow(loaded, graph_module)
+    _strip(graph_module)
+    inline_regions(graph_module)
+    read_assigned_from_copies(graph_module.graph)
+    return graph_module
 
 
 def _tensors(batch: Any) -> tuple[torch.Tensor, ...]:
@@ -140,10 +167,6 @@ def _captured(
 ) -> Captured:
     """What export gave, under the names of the user's model."""
     tensors = _tensors(batch)
-    _refuse_control_flow(loaded, graph_module)
-    _strip(graph_module)
-    inline_regions(graph_module)
-    read_assigned_from_copies(graph_module.graph)
     _name_inputs(graph_module, loaded, batch)
     names = Names(step, loaded.workload.loss, str(loaded.path))
     for node in graph_module.graph.nodes:

@@ -6,7 +6,8 @@
 
 Torch's own code hears the truth. So does a library whose eager way export cannot follow, if it asked: it knows export,
 and goes another way for it. The user's own files never do.
-Out of reach: a tensor's ``__class__``, and ``match`` on the type of a size.
+Out of reach: a tensor's ``__class__``, ``match`` on the type of a size, and what is a parameter's own; a model that
+asks for those is found out by `hetpipe_compiler.frontend.eager_check`.
 """
 
 from __future__ import annotations

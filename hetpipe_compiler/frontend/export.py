@@ -9,6 +9,7 @@ import re
 import traceback
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -36,10 +37,25 @@ from hetpipe_compiler.ir.source import is_internal, short_path
 from hetpipe_compiler.user_code import USER_ERRORS, first_line, told, user_line
 
 
+@dataclass(frozen=True)
+class Exported:
+    """What export gave.
+
+    Attributes:
+        program: The graph and more.
+        note: Why the batch size is fixed; None where it is free.
+        as_eager: Whether the model's code was called as in eager mode; else a library knew that it is exported.
+    """
+
+    program: ExportedProgram
+    note: str | None
+    as_eager: bool
+
+
 def export_step(
-    step: TrainingStep, tensors: tuple[torch.Tensor, ...], path: Path
-) -> tuple[ExportedProgram, str | None]:
-    """Export with a free batch size where the model allows; the note says why it is fixed where not.
+    step: TrainingStep, tensors: tuple[torch.Tensor, ...], path: Path, fixed: str | None = None
+) -> Exported:
+    """Export with a free batch size where the model allows, and ``fixed`` does not say why not.
 
     Raises:
         WorkloadError: HP112 if ``forward`` computes with the moment it runs in; HP113 if it counts on a plain
@@ -49,35 +65,43 @@ def export_step(
     answers = EagerAnswers(path)
     with answers.given(step):
         try:
-            return _export_step(step, tensors, path)
+            return Exported(*_export_step(step, tensors, path, fixed), as_eager=True)
         except WorkloadError:
             raise
         except Exception:
             if not answers.asked_by_library:
                 raise
             answers.truth_for_libraries = True
-            return _export_step(step, tensors, path)
+            return Exported(*_export_step(step, tensors, path, fixed), as_eager=False)
 
 
 def _export_step(
-    step: TrainingStep, tensors: tuple[torch.Tensor, ...], path: Path
+    step: TrainingStep, tensors: tuple[torch.Tensor, ...], path: Path, fixed: str | None
 ) -> tuple[ExportedProgram, str | None]:
     observed, gradients, moments = Observed(), OwnGradients(path), Moments(path)
+
+    def export(step: TrainingStep, tensors: tuple[torch.Tensor, ...]) -> tuple[ExportedProgram, str | None]:
+        return _export(step, tensors, fixed)
+
     with gradients.watched(), refusing_hooks(path), watched_calls(path), loss_lines(step.loss):
         with moments.watched(step):
-            program, note = _export(ObservedStep(step, observed, path), tensors)
+            program, note = export(ObservedStep(step, observed, path), tensors)
         with moments.returning(step):
-            refuse_state(step, tensors, program, observed, _export, path)
-        moments.refuse(step, program, lambda: _export(ObservedStep(step, Observed(), path), tensors)[0])
+            refuse_state(step, tensors, program, observed, export, path)
+        moments.refuse(step, program, lambda: export(ObservedStep(step, Observed(), path), tensors)[0])
     gradients.check()
     return program, note
 
 
-def _export(step: TrainingStep, tensors: tuple[torch.Tensor, ...]) -> tuple[ExportedProgram, str | None]:
+def _export(
+    step: TrainingStep, tensors: tuple[torch.Tensor, ...], fixed: str | None
+) -> tuple[ExportedProgram, str | None]:
     auto = torch.export.Dim.AUTO
     free = tuple({0: auto} if t.dim() else {} for t in tensors)
     with _quiet(), no_cyclic_garbage(), autocast_on_cpu(), _meta_as_cpu(), idle_python():
-        if not tensors[0].dim() or tensors[0].shape[0] < 2:
+        if fixed is not None:
+            note = fixed
+        elif not tensors[0].dim() or tensors[0].shape[0] < 2:
             note = "the example's batch size is 1, which export takes as a constant"
         else:
             try:

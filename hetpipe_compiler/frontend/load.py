@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import inspect
 import json
+import random
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,19 @@ class LoadedWorkload:
     @property
     def digest(self) -> str:
         return workload_digest(self.path, self.settings)
+
+    def build(self, seed: int) -> Any:
+        """A new model, all random numbers of its constructor drawn from ``seed``: torch's, Python's and NumPy's.
+
+        So one that is built to be looked at is the one that is built to have its weights.
+        """
+        import numpy as np
+        import torch
+
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        return self.workload.model()
 
 
 def workload_digest(path: Path, settings: dict[str, Any]) -> str:

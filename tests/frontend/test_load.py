@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_net import captured, factors
 
 from hetpipe_compiler.errors import WorkloadError
+from hetpipe_compiler.frontend.capture import build_real
 from hetpipe_compiler.frontend.load import load_workload, parse_settings, workload_digest
 
 GOOD = """
@@ -120,3 +122,11 @@ def test_a_setting_that_it_does_not_take(tmp_path: Path) -> None:
     assert (error.code, error.where) == ("HP102", "--set")
     assert "workload(batch_size=4" in error.message
     assert "'depth'" in error.message
+
+
+@pytest.mark.parametrize("draw", ["random.random()", "float(np.random.rand())"])
+def test_what_a_constructor_draws_is_what_the_weights_are_drawn_with(draw: str, tmp_path: Path) -> None:
+    top = "import random\nimport numpy as np"
+    (factor,) = factors(captured(tmp_path, "h = h * self.factor", top, f"self.factor = {draw}"))
+    assert build_real(load_workload(tmp_path / "model.py", {}), 0).factor == factor
+    assert build_real(load_workload(tmp_path / "model.py", {}), 1).factor != factor

@@ -1,0 +1,121 @@
+"""What export captures otherwise than eager mode computes is refused, or the plan's batch size is fixed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from small_net import captured, factors, line_of
+
+from hetpipe_compiler.errors import WorkloadError
+from hetpipe_compiler.frontend import capture
+
+_SUBCLASS = "class Scaled(nn.Parameter):\n    scale = 3\n"
+
+OTHERWISE = {
+    "attribute of a parameter": ("", "self.b.weight.scale = 3", "getattr(self.b.weight, 'scale', 2) == 3"),
+    "attribute of a buffer": (
+        "",
+        "self.register_buffer('t', torch.ones(8)); self.t.scale = 3",
+        "hasattr(self.t, 'scale')",
+    ),
+    "type of a parameter": (_SUBCLASS, "self.p = Scaled(torch.ones(8))", "type(self.p) is Scaled"),
+    "kind of a parameter": (_SUBCLASS, "self.p = Scaled(torch.ones(8))", "isinstance(self.p, Scaled)"),
+    "a parameter itself": ("", "self.kept = (self.b.weight,)", "self.kept[0] is self.b.weight"),
+    "a parameter by its id": ("", "self.ids = {id(self.b.weight)}", "id(self.b.weight) in self.ids"),
+    "class of a tensor": ("", "pass", "x.__class__ is torch.Tensor"),
+    "size as a text": ("", "pass", "str(x.shape[0]).isdigit()"),
+    "a switch of torch's": ("", "pass", "torch.backends.mkldnn.enabled"),
+}
+
+
+def refused(folder: Path, body: str, top: str = "", init: str = "") -> WorkloadError:
+    with pytest.raises(WorkloadError) as caught:
+        captured(folder, body, top, init)
+    assert caught.value.code == "HP128"
+    return caught.value
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_what_only_eager_mode_computes_is_refused_with_its_line(name: str, tmp_path: Path) -> None:
+    top, init, question = OTHERWISE[name]
+    top = f"from torch import nn\n{top}"
+    error = refused(tmp_path, f"h = h * 3 if {question} else h * 2", top, init)
+    assert line_of(tmp_path, "h = h * 3 if") in str(error)
+    assert "aten.mul.Tensor" in str(error)
+
+
+def test_what_only_the_graph_computes_is_refused_too(tmp_path: Path) -> None:
+    error = refused(tmp_path, "if x.__class__ is not torch.Tensor:\n    h = h * 2")
+    assert "something else" in str(error)
+
+
+def test_a_tensor_that_is_no_buffer_but_written_is_refused(tmp_path: Path) -> None:
+    error = refused(tmp_path, "self.t.add_(1)\nh = h * self.t", init="self.__dict__['t'] = torch.ones(8)")
+    assert line_of(tmp_path, "self.t.add_(1)") in str(error)
+
+
+@pytest.mark.parametrize("evaluation", [False, True])
+def test_a_text_of_the_batch_size_fixes_it(evaluation: bool, tmp_path: Path) -> None:
+    found = captured(
+        tmp_path, "h = h * getattr(self, f'scale_{int(x.shape[0])}', 2)", init="self.scale_4 = 3", evaluation=evaluation
+    )
+    assert factors(found) == [3]
+    assert not found.dynamic_batch
+
+
+def test_a_key_of_the_batch_size_fixes_it(tmp_path: Path) -> None:
+    found = captured(tmp_path, "h = h * self.scales.get(len(x), 2)", init="self.scales = {4: 3, 5: 7}")
+    assert not found.dynamic_batch
+
+
+def test_arithmetic_on_the_batch_size_leaves_it_free(tmp_path: Path) -> None:
+    assert captured(tmp_path, "h = h * (x.shape[0] / 3 + x.numel() ** 0.5)").dynamic_batch
+
+
+#: Written otherwise by export, or on meta tensors, but computed alike.
+ALIKE = (
+    "h = h + torch.zeros(8, device=x.device)",
+    "mask = torch.zeros(8, device=x.device); mask[:4] = 1; mask[5] = 0.25; h = h * mask",
+    "h = h * torch.tensor([1.0, 2.0] * 4, device=x.device)",
+    "h = h + torch.tensor(2.0).item()",
+    "h = h.clone(); h[:, 2:4] += 1; h.t()[0] = 0",
+    "h = h.view(-1, 2, 4).transpose(1, 2).reshape(-1, 8).contiguous()",
+    "with torch.no_grad(): scale = h.norm()\nh = h / scale",
+    "h = nn.functional.dropout(h, 0.5, self.training)",
+    "h = h.to(x.device).float().double().float()",
+    "k = torch.arange(8).float() * 2; h = h * k",
+    "h = h * self.late",
+    "self.count += 1; h = h * self.count",
+    "self.count = self.count + h.detach().mean(); h = h * self.count",
+    "h = nn.functional.scaled_dot_product_attention(h[:, None], h[:, None], h[:, None])[:, 0]",
+)
+
+
+@pytest.mark.parametrize("body", ALIKE)
+def test_what_is_only_written_otherwise_passes(body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[bool] = []
+    check = capture.EagerCheck.check
+
+    def noted(self: capture.EagerCheck, *args: object) -> bool:
+        compared.append(check(self, *args))  # type: ignore[arg-type]
+        return compared[-1]
+
+    monkeypatch.setattr(capture.EagerCheck, "check", noted)
+    init = "self.register_buffer('count', torch.zeros(())); self.late = torch.linspace(0, 1, 8)"
+    found = captured(tmp_path, body, init=init, evaluation=True)
+    assert compared
+    assert all(compared)
+    assert found.dynamic_batch
+    assert found.in_eval is not None
+
+
+def test_a_kind_that_only_tensors_without_values_have_is_looked_at_on_real_ones(tmp_path: Path) -> None:
+    assert factors(captured(tmp_path, "h = h * 3 if isinstance(x, torch.FloatTensor) else h * 2")) == [3]
+
+
+def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
+    body = "self.steps = getattr(self, 'steps', 0)\nself.mean = h.mean(0)\nh = h + self.late * 0"
+    init = "self.register_buffer('mean', torch.zeros(8)); self.late = torch.tensor([float(torch.ones(1))] * 8)"
+    found = captured(tmp_path, body, init=init)
+    assert [t.name for t in found.buffers] == ["mean"]
