@@ -15,7 +15,8 @@ from hetpipe_compiler.codegen.explain import explain as explanation
 from hetpipe_compiler.codegen.plan_folder import check_target
 from hetpipe_compiler.compile_graph import compile_graph, is_graph_file, refuse_options
 from hetpipe_compiler.files import check_file, write_text
-from hetpipe_compiler.frontend.capture import build_real, capture
+from hetpipe_compiler.frontend.capture import capture
+from hetpipe_compiler.frontend.construct import build_real
 from hetpipe_compiler.frontend.load import LoadedWorkload, load_workload
 from hetpipe_compiler.frontend.profiled_graph import chain_graph
 from hetpipe_compiler.ir.cluster import Cluster

@@ -18,7 +18,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils import _pytree as pytree
 
-from hetpipe_compiler.frontend.capture import build_on_meta, build_real
+from hetpipe_compiler.frontend.construct import build_on_meta, build_real
 from hetpipe_compiler.frontend.load import load_workload
 from hetpipe_compiler.ir.opaque import size_at
 from hetpipe_compiler.ir.plan import Plan

@@ -11,6 +11,7 @@ import inspect
 import keyword
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -22,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.frontend.assigned_buffers import read_assigned_from_copies
+from hetpipe_compiler.frontend.construct import build_on_meta, build_real
 from hetpipe_compiler.frontend.eager_check import CapturedOtherwiseError, EagerCheck
 from hetpipe_compiler.frontend.export import Exported, cannot_export, export_step
 from hetpipe_compiler.frontend.gradient_hooks import refuse_hooks
@@ -52,37 +54,17 @@ def capture(loaded: LoadedWorkload, *, evaluation: bool = False, opaque: Sequenc
             HP128 export has captured something else than eager mode computes.
     """
     kept = Kept(loaded, build_real(loaded, seed), _example(loaded, "cpu"), opaque) if opaque else None
-    model = build_on_meta(loaded, seed)
-    captured = _capture_on(loaded, model, _example(loaded, "meta"), evaluation, kept) if model is not None else None
+    model, captured = build_on_meta(loaded, seed), None
+    if model is not None:
+        # Code that asks for the kind of a tensor hears of another one on meta.
+        with suppress(CapturedOtherwiseError):
+            captured = _capture_on(loaded, model, _example(loaded, "meta"), evaluation, kept)
     if captured is None:
         # The constructor or forward computes with values (drop-path rates from linspace().item()), a constant has none
         # on meta (torch.tensor(1.0, device=x.device)), or autocast decides on dtypes by device: look at a real model.
         captured = _capture_on(loaded, build_real(loaded, seed), _example(loaded, "cpu"), evaluation, kept)
         assert captured is not None
     return captured
-
-
-def build_on_meta(loaded: LoadedWorkload, seed: int) -> torch.nn.Module | None:
-    """The model on the meta device, in train mode; None if its constructor needs values."""
-    try:
-        with torch.device("meta"):
-            model = loaded.build(seed)
-    except USER_ERRORS:
-        return None
-    if not isinstance(model, torch.nn.Module):
-        raise WorkloadError(
-            "HP105", f"Workload.model() returned {type(model).__name__}, not a torch.nn.Module", where=str(loaded.path)
-        )
-    # A constructor that names its device explicitly may have left something real.
-    return model.train() if all(t.is_meta for t in (*model.parameters(), *model.buffers())) else None
-
-
-def build_real(loaded: LoadedWorkload, seed: int) -> torch.nn.Module:
-    """The user's model with real weights (unless its author builds it on meta), in train mode, from ``seed``."""
-    hint = "build it in plain PyTorch first"
-    with telling(WorkloadError, "HP110", "Workload.model() raised", loaded.path, hint=hint):
-        model: torch.nn.Module = loaded.build(seed)
-        return model.train()
 
 
 def _example(loaded: LoadedWorkload, device: str) -> Any:
@@ -108,9 +90,7 @@ def _capture_on(
     refuse_hooks(step.model, str(loaded.path), kept.paths if kept is not None else ())
     try:
         graph_module, note = _export(loaded, step, tensors, kept)
-    except WorkloadError as error:
-        if on_meta and isinstance(error, CapturedOtherwiseError):
-            return None  # code that asks for the kind of a tensor hears of another one on meta
+    except WorkloadError:
         raise
     except USER_ERRORS as error:
         if on_meta:
@@ -198,6 +178,8 @@ def _with_eval(
         graph_module, note = _export(loaded, step, tensors, kept)
         return replace(captured, in_eval=_captured(loaded, step, batch, graph_module, note))
     except WorkloadError as error:
+        if isinstance(error, CapturedOtherwiseError) and tensors[0].is_meta:
+            raise
         where = (error.where or "").replace(str(loaded.path), loaded.path.name)  # a plan goes to other machines
         note = error.message + (f" ({where})" if where else "")
     except USER_ERRORS as error:

@@ -8,11 +8,9 @@ views need no operators of their own, and a copy has the number of what it copie
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
-from unittest import mock
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -20,7 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hetpipe_compiler.frontend.remembered_numbers import draws
-from hetpipe_compiler.ir.source import is_internal
+from hetpipe_compiler.frontend.said_devices import saying_devices
 
 #: Size, strides, offset, dtype, conjugate or negative view: how a memory is read.
 _Shape: TypeAlias = tuple[Any, ...]
@@ -111,7 +109,7 @@ class Dataflow:
     def followed(self) -> Iterator[None]:
         """Follow what is computed; on the meta device the model's own code is told that tensors are on the CPU, as
         when it is exported."""
-        with _Follow(self), _said_to_be_on_cpu() if self.on_meta else contextlib.nullcontext():
+        with _Follow(self), saying_devices(as_cpu=True) if self.on_meta else contextlib.nullcontext():
             yield
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -262,24 +260,3 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> lis
     given = [*zip(arguments, args, strict=False), *((a, kwargs[a.name]) for a in arguments if a.name in kwargs)]
     written = [value for a, value in given if a.alias_info is not None and a.alias_info.is_write]
     return [leaf for leaf in pytree.tree_leaves(written) if isinstance(leaf, torch.Tensor)]
-
-
-@contextlib.contextmanager
-def _said_to_be_on_cpu() -> Iterator[None]:
-    """Code outside torch hears that tensors on the meta device are on the CPU."""
-    device: Any = torch.Tensor.device
-    is_meta: Any = torch.Tensor.is_meta
-    is_cpu: Any = torch.Tensor.is_cpu
-
-    def hears_truth() -> bool:
-        return is_internal(sys._getframe(2).f_code.co_filename)
-
-    answers = {
-        "device": property(lambda t: device.__get__(t) if hears_truth() else torch.device("cpu")),
-        "is_meta": property(lambda t: is_meta.__get__(t) if hears_truth() else False),
-        "is_cpu": property(lambda t: is_cpu.__get__(t) if hears_truth() else True),
-    }
-    with contextlib.ExitStack() as stack:
-        for name, answer in answers.items():
-            stack.enter_context(mock.patch.object(torch.Tensor, name, answer, create=True))
-        yield

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from hetpipe_compiler.codegen import artifact
 from hetpipe_compiler.compiler import CompileOptions, compile
 from hetpipe_compiler.errors import ArtifactError
-from hetpipe_compiler.frontend.capture import build_real
+from hetpipe_compiler.frontend.construct import build_real
 from hetpipe_compiler.ir.cluster import Cluster
 from hetpipe_compiler.ir.plan import Plan
 from hetpipe_compiler.ir.schedule import Schedule

@@ -9,7 +9,7 @@ from random_models.check import compiled, load
 from random_models.strategy import DrawnCut
 
 from hetpipe_compiler.errors import WorkloadError
-from hetpipe_compiler.frontend.capture import build_real
+from hetpipe_compiler.frontend.construct import build_real
 from hetpipe_compiler.frontend.load import LoadedWorkload
 from hetpipe_compiler.frontend.training_step import TrainingStep
 from hetpipe_compiler.ir.plan import Plan

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.frontend import capture as capturing
-from hetpipe_compiler.frontend.capture import build_on_meta, build_real, capture
+from hetpipe_compiler.frontend.capture import capture
+from hetpipe_compiler.frontend.construct import build_on_meta, build_real
 from hetpipe_compiler.frontend.load import LoadedWorkload, load_workload
 from hetpipe_compiler.frontend.regions import autocast_on_cpu, contexts_of
 from hetpipe_compiler.ir.captured import Captured

@@ -37,7 +37,7 @@ def refused(folder: Path, body: str, top: str = "", init: str = "") -> WorkloadE
 
 
 @pytest.mark.parametrize("name", OTHERWISE)
-def test_what_only_eager_mode_computes_is_refused_with_its_line(name: str, tmp_path: Path) -> None:
+def test_what_eager_mode_alone_computes_is_refused(name: str, tmp_path: Path) -> None:
     top, init, question = OTHERWISE[name]
     top = f"from torch import nn\n{top}"
     error = refused(tmp_path, f"h = h * 3 if {question} else h * 2", top, init)
@@ -111,7 +111,12 @@ def test_what_is_only_written_otherwise_passes(body: str, tmp_path: Path, monkey
 
 
 def test_a_kind_that_only_tensors_without_values_have_is_looked_at_on_real_ones(tmp_path: Path) -> None:
-    assert factors(captured(tmp_path, "h = h * 3 if isinstance(x, torch.FloatTensor) else h * 2")) == [3]
+    question = "isinstance(x, torch.FloatTensor)"
+    assert factors(captured(tmp_path, f"h = h * 3 if {question} else h * 2")) == [3]
+    body = f"if not self.training:\n    h = h * 3 if {question} else h * 2"
+    found = captured(tmp_path, body, evaluation=True)
+    assert found.in_eval is not None
+    assert factors(found.in_eval) == [3]
 
 
 def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from hetpipe_compiler.errors import WorkloadError
-from hetpipe_compiler.frontend.capture import build_on_meta, capture
+from hetpipe_compiler.frontend.capture import capture
+from hetpipe_compiler.frontend.construct import build_on_meta
 from hetpipe_compiler.frontend.load import LoadedWorkload, load_workload
 
 _MODEL = """

@@ -9,7 +9,7 @@ import pytest
 from small_net import captured, factors
 
 from hetpipe_compiler.errors import WorkloadError
-from hetpipe_compiler.frontend.capture import build_real
+from hetpipe_compiler.frontend.construct import build_real
 from hetpipe_compiler.frontend.load import load_workload, parse_settings, workload_digest
 
 GOOD = """

@@ -16,7 +16,8 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
 from hetpipe_compiler.devices.catalogue import load_catalogue
-from hetpipe_compiler.frontend.capture import build_real, capture
+from hetpipe_compiler.frontend.capture import capture
+from hetpipe_compiler.frontend.construct import build_real
 from hetpipe_compiler.frontend.load import LoadedWorkload, load_workload
 from hetpipe_compiler.frontend.training_step import TrainingStep
 from hetpipe_compiler.ir.captured import Captured

@@ -13,7 +13,8 @@ from random_models.strategy import DrawnCut
 
 from hetpipe_compiler.codegen.artifact import write_artifact
 from hetpipe_compiler.codegen.build_plan import build_plan
-from hetpipe_compiler.frontend.capture import build_real, capture
+from hetpipe_compiler.frontend.capture import capture
+from hetpipe_compiler.frontend.construct import build_real
 from hetpipe_compiler.frontend.load import LoadedWorkload, load_workload
 from hetpipe_compiler.ir.blocks import BlockChain
 from hetpipe_compiler.ir.cluster import Cluster, Device

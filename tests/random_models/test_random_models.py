@@ -22,7 +22,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from hetpipe_compiler.errors import HetpipeError
-from hetpipe_compiler.frontend.capture import build_real
+from hetpipe_compiler.frontend.construct import build_real
 from hetpipe_compiler.frontend.load import LoadedWorkload
 from hetpipe_compiler.frontend.training_step import TrainingStep
 

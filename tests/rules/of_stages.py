@@ -176,5 +176,5 @@ ROWS = (
     Row("an estimate passes for a measurement", "codegen/test_tables.py::test_measured_times_carry_no_tilde",
         "codegen.tables:_time", 'if stage.measured else f"~{digits(ms)}"', sees="assert", cases="M7"),
     Row("weights differ from one compilation to the next", "test_compiler.py::test_the_weights_follow_the_seed",
-        "frontend.capture:build_real", "torch.manual_seed(seed)", "torch.seed()", sees="assert", cases="M8"),
+        "frontend.load:LoadedWorkload.build", "torch.manual_seed(seed)", "torch.seed()", sees="assert", cases="M8"),
 )  # fmt: skip

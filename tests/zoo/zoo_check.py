@@ -18,7 +18,8 @@ import zoo_models
 from hetpipe_compiler.codegen.artifact import write_artifact
 from hetpipe_compiler.codegen.build_plan import build_plan
 from hetpipe_compiler.errors import HetpipeError
-from hetpipe_compiler.frontend.capture import build_real, capture
+from hetpipe_compiler.frontend.capture import capture
+from hetpipe_compiler.frontend.construct import build_real
 from hetpipe_compiler.frontend.load import LoadedWorkload, load_workload
 from hetpipe_compiler.ir.cluster import Cluster
 from hetpipe_compiler.ir.plan import WorkloadRef
