@@ -8,7 +8,6 @@ ways): no cut into stages can part those either, so nothing is lost.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,6 +16,7 @@ import networkx as nx
 import numpy as np
 
 from hetpipe_compiler.ir.blocks import BlockChain, FloatArray, SharedBytes
+from hetpipe_compiler.ir.topological_order import topological_order
 from hetpipe_compiler.passes.kernels.arrays import IntArray, NodeArrays
 
 #: Categories of bytes that a stage holds.
@@ -103,20 +103,7 @@ def _nodes(chain: BlockChain, groups: list[Sequence[int]]) -> tuple[tuple[int, .
     for a, b in graph.edges:
         if node_of[a] != node_of[b]:
             readers[node_of[a]].add(node_of[b])
-    waits_for = [0] * len(members)
-    for targets in readers:
-        for target in targets:
-            waits_for[target] += 1
-    ready = [node for node, count in enumerate(waits_for) if not count]
-    ordered = []
-    while ready:
-        node = heapq.heappop(ready)
-        ordered.append(members[node])
-        for target in sorted(readers[node]):
-            waits_for[target] -= 1
-            if not waits_for[target]:
-                heapq.heappush(ready, target)
-    return tuple(ordered)
+    return tuple(members[node] for node in topological_order(readers))
 
 
 def _costs(chain: BlockChain, node_of_block: IntArray, count: int) -> tuple[IntArray, NodeArrays]:

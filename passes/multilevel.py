@@ -15,7 +15,6 @@ Blocks that must share a stage are one from the start.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -23,6 +22,7 @@ from itertools import pairwise
 import numpy as np
 
 from hetpipe_compiler.ir.blocks import BlockChain, FloatArray
+from hetpipe_compiler.ir.topological_order import topological_order
 from hetpipe_compiler.passes.block_graph import BlockGraph, block_graph
 from hetpipe_compiler.passes.merge_blocks import merge_blocks, smallest_merged
 
@@ -227,23 +227,8 @@ def _composed(rounds: Sequence[Home], nodes: int) -> Home:
 
 def _ordered(level: _Level) -> list[int]:
     """Groups in topological order: of those that may come next the first, the batch's first and the loss's last."""
-    waits_for = [len(groups) for groups in level.before]
     first, last = level.ends or (-1, -1)
-
-    def rank(group: int) -> tuple[bool, bool, int]:
-        return group == last, group != first, group
-
-    ready = [rank(group) for group, count in enumerate(waits_for) if not count]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        *_, group = heapq.heappop(ready)
-        order.append(group)
-        for reader in level.after[group]:
-            waits_for[reader] -= 1
-            if not waits_for[reader]:
-                heapq.heappush(ready, rank(reader))
-    return order
+    return topological_order(level.after, lambda group: (group == last, group != first))
 
 
 def _refined(home: Home, rounds: Sequence[Home], items: _Items, level: _Level, most_bytes: int) -> None:

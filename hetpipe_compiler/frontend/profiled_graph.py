@@ -13,7 +13,6 @@ HP136   ``resident_bytes`` on some nodes only
 
 from __future__ import annotations
 
-import heapq
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,6 +25,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.ir.blocks import Block, BlockChain, CrossingValue, SharedBytes
 from hetpipe_compiler.ir.config_file import Loc, place, shown, user_message
+from hetpipe_compiler.ir.topological_order import topological_order
 
 #: Stands for all device kinds that a node does not name.
 ANY_KIND = "*"
@@ -256,21 +256,9 @@ def _topological_order(graph: ProfiledGraph, where: str) -> list[int]:
     readers: list[set[int]] = [set() for _ in graph.nodes]
     for edge in graph.edges:
         readers[index[edge.source]].add(index[edge.target])
-    waits_for = [0] * len(graph.nodes)
-    for targets in readers:
-        for target in targets:
-            waits_for[target] += 1
-    ready = [at for at, count in enumerate(waits_for) if not count]
-    order = []
-    while ready:
-        at = heapq.heappop(ready)
-        order.append(at)
-        for reader in readers[at]:
-            waits_for[reader] -= 1
-            if not waits_for[reader]:
-                heapq.heappush(ready, reader)
+    order = topological_order(readers)
     if len(order) < len(graph.nodes):
-        cycle = _cycle(readers, {at for at, count in enumerate(waits_for) if count})
+        cycle = _cycle(readers, set(range(len(graph.nodes))) - set(order))
         names = " -> ".join(graph.nodes[at].id for at in cycle)
         at_edge = next(
             at for at, e in enumerate(graph.edges) if (index[e.source], index[e.target]) == (cycle[0], cycle[1])
