@@ -1,7 +1,8 @@
 """The user's model, constructed: on the meta device to be looked at, or with real weights.
 
-A constructor that asks where its tensors are may make another model on meta. So one that asks is called again, and
-hears that they are on the CPU; if that makes something else, a real model must be looked at.
+A constructor of the user's that asks where its tensors are may make another model on meta. So one that asks is called
+again, and hears that they are on the CPU; if that makes something else, a real model must be looked at. Libraries know
+of meta: what they ask for it they ask to be quicker there.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from hetpipe_compiler.user_code import USER_ERRORS, telling
 def build_on_meta(loaded: LoadedWorkload, seed: int) -> torch.nn.Module | None:
     """The model on the meta device, in train mode; None if its constructor needs values or a real device."""
     try:
-        with torch.device("meta"), saying_devices(as_cpu=False) as asked:
+        with torch.device("meta"), saying_devices(as_cpu=False, to_libraries=False) as asked:
             model = loaded.build(seed)
     except USER_ERRORS:
         return None
@@ -47,7 +48,7 @@ def build_real(loaded: LoadedWorkload, seed: int) -> torch.nn.Module:
 def _is_another_on_cpu(loaded: LoadedWorkload, seed: int, model: torch.nn.Module) -> bool:
     before = _made(model)
     try:
-        with torch.device("meta"), saying_devices(as_cpu=True):
+        with torch.device("meta"), saying_devices(as_cpu=True, to_libraries=False):
             return _made(loaded.build(seed)) != before
     except USER_ERRORS:  # it goes on with a tensor that is where it was told it is
         return False

@@ -109,7 +109,10 @@ class Dataflow:
     def followed(self) -> Iterator[None]:
         """Follow what is computed; on the meta device the model's own code is told that tensors are on the CPU, as
         when it is exported."""
-        with _Follow(self), saying_devices(as_cpu=True) if self.on_meta else contextlib.nullcontext():
+        with (
+            _Follow(self),
+            saying_devices(as_cpu=True, to_libraries=True) if self.on_meta else contextlib.nullcontext(),
+        ):
             yield
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -10,7 +10,7 @@ from unittest import mock
 
 import torch
 
-from hetpipe_compiler.ir.source import is_internal
+from hetpipe_compiler.ir.source import is_installed, is_internal
 
 _CPU = torch.device("cpu")
 #: Attributes of tensors that say where they are, and what they say on the CPU.
@@ -18,12 +18,14 @@ _ON_CPU = {"device": _CPU, "is_meta": False, "is_cpu": True}
 
 
 @contextlib.contextmanager
-def saying_devices(*, as_cpu: bool) -> Iterator[list[str]]:
-    """Note what is asked; with ``as_cpu`` the answer is what it is on the CPU. Torch's own code hears the truth."""
+def saying_devices(*, as_cpu: bool, to_libraries: bool) -> Iterator[list[str]]:
+    """Note what the user's own code asks, and libraries' on demand; with ``as_cpu`` the answer is what it is on the
+    CPU. Torch's own code hears the truth."""
     asked: list[str] = []
 
     def answer(name: str, truth: Any) -> Any:
-        if is_internal(sys._getframe(2).f_code.co_filename):
+        file = sys._getframe(2).f_code.co_filename
+        if is_internal(file) or (is_installed(file) and not to_libraries):
             return truth
         asked.append(name)
         return _ON_CPU[name] if as_cpu else truth

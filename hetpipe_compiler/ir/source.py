@@ -47,6 +47,11 @@ def is_pythons_own(name: str) -> bool:
     return name.startswith("<frozen ") or (name.startswith(_LIBRARY) and _INSTALLED.isdisjoint(Path(name).parts))
 
 
+def is_installed(name: str) -> bool:
+    """Whether a frame's file is a library's, not one of the user's own."""
+    return not _INSTALLED.isdisjoint(Path(name).parts)
+
+
 def short_path(path: Path, root: Path) -> str:
     """A path without the machine's part: below the user's folder, below site-packages, or just the name."""
     if path.is_relative_to(root):

@@ -50,3 +50,12 @@ def test_what_counts_constructions_is_no_difference(tmp_path: Path) -> None:
 def test_torchs_own_attributes_are_put_back(tmp_path: Path) -> None:
     captured(tmp_path, "pass", init="self.a.weight.device")
     assert not {"device", "is_meta", "is_cpu"} & vars(torch.Tensor).keys()
+
+
+def test_libraries_may_be_quicker_on_meta(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = tmp_path / "site-packages" / "quick_library"
+    library.mkdir(parents=True)
+    (library / "__init__.py").write_text("def start(module, t):\n    module.started = not t.is_meta\n")
+    monkeypatch.syspath_prepend(str(library.parent))
+    captured(tmp_path, "pass", "from quick_library import start", "start(self, self.a.weight)")
+    assert build_on_meta(load_workload(tmp_path / "model.py", {}), seed=0) is not None
