@@ -51,7 +51,7 @@ def command(
         return
     if coordinator is not None or rank:
         raise typer.BadParameter("--coordinator and --rank are for --links")
-    if kind is None:
+    if kind is None or not kind.strip():
         raise typer.BadParameter("name the device kind that is measured: --kind")
     if model is None and not calibrate:
         raise typer.BadParameter("give a model.py, or --calibrate, or --links")
@@ -137,10 +137,7 @@ def _links(coordinator: str | None, rank: int) -> None:
         if coordinator is None:
             fit = measure_local()
         else:
-            host, _, port = coordinator.rpartition(":")
-            if not host or not port.isdecimal():
-                raise typer.BadParameter(f"'{coordinator}' is not HOST:PORT")
-            found = measure_between(rank, host, int(port))
+            found = measure_between(rank, coordinator, on_wait=lambda text: errors.print(text, highlight=False))
             if found is None:
                 return
             fit = found

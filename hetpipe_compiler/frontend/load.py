@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from hetpipe_compiler.errors import WorkloadError
+from hetpipe_compiler.errors import ClusterError, WorkloadError
+from hetpipe_compiler.ir.config_file import parse_yaml
 from hetpipe_compiler.ir.workload import Workload
 from hetpipe_compiler.user_code import USER_ERRORS, telling, told, user_line
 
@@ -67,9 +66,15 @@ def parse_settings(pairs: list[str]) -> dict[str, Any]:
                 "HP102", f"'{pair}' is not NAME=VALUE", where="--set", hint="for example --set batch_size=64"
             )
         try:
-            settings[name] = yaml.safe_load(value)
-        except yaml.YAMLError:
+            settings[name] = parse_yaml(value, "--set")
+        except ClusterError:  # what is no YAML is a text
             settings[name] = value
+        try:
+            json.dumps(settings[name], sort_keys=True)  # as the plan holds it
+        except (TypeError, ValueError):
+            kind = type(settings[name]).__name__
+            message = f"{name}: '{value[:80]}' is read as a {kind}, which a plan cannot hold"
+            raise WorkloadError("HP102", message, where="--set", hint="put it in quotes to have it as a text") from None
     return settings
 
 

@@ -18,6 +18,12 @@ from hetpipe_compiler.errors import ClusterError
 
 Loc = tuple[int | str, ...]
 
+#: The most bytes of a file, and the most values once its aliases are written out: far beyond what anybody writes.
+MOST_BYTES = 16_000_000
+MOST_VALUES = 1_000_000
+#: The most brackets inside brackets: PyYAML's time grows with the cube of them.
+MOST_BRACKETS = 100
+
 
 class _Loader(yaml.SafeLoader):
     """YAML's safe subset; a key given twice is an error, where PyYAML would keep the last without a word.
@@ -40,11 +46,29 @@ class _Loader(yaml.SafeLoader):
         mapping: dict[Hashable, Any] = super().construct_mapping(node, deep=deep)
         return mapping
 
+    def fetch_flow_collection_start(self, TokenClass: type[yaml.Token]) -> None:  # noqa: N803 (PyYAML's name)
+        if self.flow_level >= MOST_BRACKETS:
+            raise RecursionError
+        super().fetch_flow_collection_start(TokenClass)
+
 
 def parse_yaml(text: str, where: str) -> Any:
     """The value of a YAML text. Raises `ClusterError` HP202 with line and column (from 1) if it is not YAML."""
     try:
-        return yaml.load(text, Loader=_Loader)
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        values = _values_written_out(node)
+        if values > MOST_VALUES:
+            amount = f"{values:,}" if values < 10**15 else "more than 10^15"
+            raise ClusterError(
+                "HP202",
+                f"aliases stand for {amount} values, more than {MOST_VALUES:,}",
+                where=where,
+                hint="write out what you mean: an alias of aliases multiplies",
+            )
+        return loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{where}:{mark.line + 1}:{mark.column + 1}" if mark else where
@@ -64,6 +88,25 @@ def parse_yaml(text: str, where: str) -> Any:
         ) from None
 
 
+def _values_written_out(root: yaml.Node) -> int:
+    """How many values a text has with each alias in full; what holds itself counts there as one.
+
+    Aliases of aliases multiply: a few lines can stand for more values than any memory holds.
+    """
+    counts: dict[yaml.Node, int] = {}
+
+    def count(node: yaml.Node) -> int:
+        if node not in counts:
+            counts[node] = 1  # what is met again on the way down holds itself
+            if isinstance(node, yaml.MappingNode):
+                counts[node] = 1 + sum(count(key) + count(value) for key, value in node.value)
+            elif isinstance(node, yaml.SequenceNode):
+                counts[node] = 1 + sum(map(count, node.value))
+        return counts[node]
+
+    return count(root)
+
+
 def read_yaml(path: Path, example: str) -> Any:
     """The value in a YAML file.
 
@@ -71,11 +114,13 @@ def read_yaml(path: Path, example: str) -> Any:
         example: Where an example of such a file stands; the hint when ``path`` cannot be read.
 
     Raises:
-        ClusterError: HP201 no such file, or it cannot be read; HP202 not YAML.
+        ClusterError: HP201 no such file, or it cannot be read; HP202 not YAML, or too much of it.
     """
     where = str(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:  # no more than that: it may be /dev/zero
+            content = file.read(MOST_BYTES + 1)
+        text = content.decode()
     except FileNotFoundError:
         raise ClusterError("HP201", "no such file", where=where, hint=f"see {example}") from None
     except OSError as error:
@@ -83,6 +128,9 @@ def read_yaml(path: Path, example: str) -> Any:
         raise ClusterError("HP201", reason, where=where, hint=f"see {example}") from None
     except UnicodeDecodeError:
         raise ClusterError("HP202", "not UTF-8 text", where=where, hint="save the file as UTF-8 text") from None
+    if len(content) > MOST_BYTES:
+        message = f"has more than {MOST_BYTES / 1e6:g} MB"
+        raise ClusterError("HP202", message, where=where, hint=f"is it the file that you mean? See {example}")
     return parse_yaml(text, where)
 
 
@@ -98,6 +146,8 @@ def shown(value: object) -> str:
         return f"'{value}'"
     if isinstance(value, bool):
         return json.dumps(value)
+    if isinstance(value, int) and abs(value) >= 10**1000:  # Python refuses to print what has thousands of digits
+        return "a number of more than 1000 digits"
     text = str(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
 

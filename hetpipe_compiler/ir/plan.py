@@ -221,11 +221,9 @@ class Plan(_Model):
     def worker(self, index: int) -> VirtualWorker:
         """Virtual worker ``index``; raises `ArtifactError` HP441 if the plan has none of that number."""
         if not 0 <= index < len(self.virtual_workers):
-            raise ArtifactError(
-                "HP441",
-                f"no virtual worker {index}: the plan has {len(self.virtual_workers)}",
-                hint=f"--vw takes 0 to {len(self.virtual_workers) - 1}",
-            )
+            count = len(self.virtual_workers)
+            hint = f"--vw takes 0 to {count - 1}" if count > 1 else "leave out --vw: the only one is 0"
+            raise ArtifactError("HP441", f"no virtual worker {index}: the plan has {count}", hint=hint)
         return self.virtual_workers[index]
 
     def to_json(self) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -20,6 +20,7 @@ import torch.multiprocessing as mp
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from hetpipe_compiler.errors import ClusterError
+from hetpipe_compiler.profiling.rendezvous import meet
 
 #: Bytes of the messages, 1 KiB to 64 MiB.
 SIZES = tuple(1 << power for power in range(10, 27, 2))
@@ -84,21 +85,24 @@ def measure_local(sizes: Sequence[int] = SIZES) -> LinkFit:
     return fit_link(sizes, times)
 
 
-def measure_between(rank: int, host: str, port: int, sizes: Sequence[int] = SIZES) -> LinkFit | None:
-    """This process's end of a link between two nodes: rank 0 listens at ``host:port`` and gets the result.
+def measure_between(
+    rank: int, coordinator: str, sizes: Sequence[int] = SIZES, *, on_wait: Callable[[str], object] = lambda _: None
+) -> LinkFit | None:
+    """This process's end of a link between two nodes: rank 0 listens at ``coordinator`` and gets the result.
 
     Raises:
         ClusterError: HP237, the other end did not come, or left.
     """
+    store = meet(rank, coordinator, _WAIT.total_seconds(), on_wait)
     try:
-        store = TCPStore(host, port, 2, is_master=rank == 0, timeout=_WAIT)
         times = _ping_pong(rank, store, sizes)
     except (RuntimeError, TimeoutError) as error:
+        reason = next(iter(str(error).splitlines()), "")
         raise ClusterError(
             "HP237",
-            f"no connection with rank {1 - rank}: {str(error).splitlines()[0]}",
-            where=f"{host}:{port}",
-            hint="start rank 0 and rank 1 within a minute, with the same --coordinator, an address of rank 0's node",
+            f"the connection with rank {1 - rank} was lost: {reason}",
+            where=f"--coordinator {coordinator}",
+            hint="start both ranks again; rank 0 and rank 1 once each",
         ) from error
     return fit_link(sizes, times) if rank == 0 else None
 

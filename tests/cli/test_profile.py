@@ -78,6 +78,9 @@ def test_calibration_of_a_model(tmp_path, capsys):
         ("--links", MODEL),
         ("--links", "--calibrate"),
         ("--links", "--coordinator", "nowhere"),
+        ("--links", "--coordinator", "127.0.0.1:99999"),
+        (MODEL, "--kind", ""),
+        (MODEL, "--kind", " "),
         (MODEL, "--kind", "cpu", "--coordinator", "a:1"),
     ],
 )

@@ -130,3 +130,17 @@ def test_what_a_constructor_draws_is_what_the_weights_are_drawn_with(draw: str, 
     (factor,) = factors(captured(tmp_path, "h = h * self.factor", top, f"self.factor = {draw}"))
     assert build_real(load_workload(tmp_path / "model.py", {}), 0).factor == factor
     assert build_real(load_workload(tmp_path / "model.py", {}), 1).factor != factor
+
+
+@pytest.mark.parametrize("text", ["2020-13-45", "{a: 1, a: 2}", "[" * 5000, "9" * 5000, "a: &a [x]\nb: &b [*a"])
+def test_a_setting_that_is_no_yaml_is_a_text(text: str) -> None:
+    assert parse_settings([f"name={text}"]) == {"name": text}
+
+
+@pytest.mark.parametrize("text", ["2020-01-01", "!!set {a}", "&a [*a]", "{1: 2, b: 3}", f"0x{'f' * 5000}"])
+def test_a_setting_that_no_plan_can_hold_is_one_error(text: str) -> None:
+    with pytest.raises(WorkloadError) as caught:
+        parse_settings([f"day={text}"])
+    assert (caught.value.code, caught.value.where) == ("HP102", "--set")
+    assert "day:" in caught.value.message
+    assert parse_settings(["day='2020-01-01'"]) == {"day": "2020-01-01"}

@@ -148,3 +148,43 @@ def test_brackets_too_deep_are_one_error() -> None:
     with pytest.raises(ClusterError, match="too deep") as caught:
         parse_yaml("[" * 5000, "c.yaml")
     assert caught.value.code == "HP202"
+
+
+@pytest.mark.parametrize("text", ["[" * 200, "{a: " * 200, "- " * 3000])
+def test_whatever_is_too_deep_is_one_error(text: str) -> None:
+    with pytest.raises(ClusterError, match="too deep"):
+        parse_yaml(text, "c.yaml")
+
+
+def test_brackets_as_deep_as_anybody_writes_are_read() -> None:
+    assert parse_yaml("[" * 90 + "]" * 90, "c.yaml")
+
+
+#: Ten levels of ten aliases each: eleven lines for 10^10 values and more.
+BOMB = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 11))
+MERGE_BOMB = "a0: &a0 {x: 1}\n" + "".join(
+    f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 10)}]}}\n" for i in range(1, 11)
+)
+
+
+@pytest.mark.parametrize("text", [BOMB, MERGE_BOMB, GOOD.replace("kinds:\n", f"{BOMB}kinds:\n")])
+def test_aliases_that_multiply_are_one_error(text: str) -> None:
+    with pytest.raises(ClusterError, match=r"aliases stand for \d\d,\d{3},\d{3},\d{3} values") as caught:
+        parse_yaml(text, "c.yaml")
+    assert caught.value.code == "HP202"
+    assert caught.value.hint
+
+
+def test_aliases_are_read_where_they_do_not_multiply() -> None:
+    assert parse_yaml("a: &a [1, 2]\nb: [*a, *a]", "c.yaml") == {"a": [1, 2], "b": [[1, 2], [1, 2]]}
+
+
+def test_a_file_without_end_is_one_error() -> None:
+    with pytest.raises(ClusterError, match="more than 16 MB") as caught:
+        Cluster.load("/dev/zero")
+    assert caught.value.code == "HP202"
+
+
+def test_a_number_too_long_to_print_is_one_error() -> None:
+    with pytest.raises(ClusterError, match="a number of more than 1000 digits"):
+        Cluster.from_dict(parse_yaml(f"name: m\nnodes: 0x{'f' * 5000}", "c.yaml"), "c.yaml")
