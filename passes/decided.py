@@ -172,7 +172,7 @@ def _ranges(text: str, blocks: int, where: str) -> tuple[int, ...]:
     found: list[int] = []
     for part in text.replace(",", " ").split():
         low, dash, high = part.partition("-")
-        if not low.isdecimal() or (dash and not high.isdecimal()):
+        if len(part) >= 20 or not low.isdecimal() or (dash and not high.isdecimal()):
             raise ClusterError("HP240", f"'{part}' is no range of blocks", where=where, hint="for example 0-57 60")
         last = int(high if dash else low)
         if last >= blocks or last < int(low):

@@ -37,7 +37,7 @@ def split_boundaries(
 
 
 def _boundary(chain: BlockChain, entry: str | int, where: str) -> int:
-    if isinstance(entry, int) or entry.isdecimal():
+    if isinstance(entry, int) or (entry.isdecimal() and len(entry) < 10):
         index = int(entry)
         if not 0 <= index < len(chain):
             problem = f"is no block: {chain.name} has blocks 0 to {len(chain) - 1}"

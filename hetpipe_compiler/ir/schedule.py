@@ -222,7 +222,7 @@ def _columns(names: list[str]) -> list[tuple[int, int]]:
     """(virtual worker, stage) of each column after the first; they must come in order and without gaps."""
     columns: list[tuple[int, int]] = []
     for name in names:
-        match = re.fullmatch(r"vw(\d+)/stage(\d+)", name, re.ASCII)
+        match = re.fullmatch(r"vw(\d{1,9})/stage(\d{1,9})", name, re.ASCII)
         if match is None:
             raise ArtifactError(
                 "HP421", f"column '{name}' is not vwN/stageM", where="schedule.csv:1", hint="as in vw0/stage1"

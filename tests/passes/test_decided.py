@@ -131,6 +131,7 @@ def stage(device="n0:0", w=1, **how) -> DecidedStage:
         ([stage(), stage("n0:1")], "HP240", "stages[1].begins_at", "missing"),
         ([stage(blocks="0-2"), stage("n0:1", begins_at="r")], "HP240", "", "some stages say their blocks"),
         ([stage(blocks="0-x")], "HP240", "stages[0].blocks", "'0-x' is no range of blocks"),
+        ([stage(blocks="9" * 5000)], "HP240", "stages[0].blocks", "9' is no range of blocks"),
         ([stage(blocks="0-99999999999")], "HP240", "stages[0].blocks", "'0-99999999999': the blocks are 0 to 5"),
         ([stage(blocks="5-0")], "HP240", "stages[0].blocks", "'5-0': the blocks are 0 to 5"),
         ([stage(), stage("n0:1", begins_at="s")], "HP303", "", "'s' is no node"),

@@ -45,6 +45,7 @@ def test_several() -> None:
         (["n4b"], "lies inside block 4 (h.1.mlp)"),
         (["twice"], "names 2 blocks that do not follow each other"),
         (["9"], "has blocks 0 to 8"),
+        (["9" * 5000], "no node and no block or module"),
         (["embed"], "begins at block 0"),
         (["h.1", "h.0"], "does not come after"),
     ],
