@@ -85,11 +85,11 @@ def _write(
     for at, cuts in enumerate(built.cuts):
         for cut in cuts:
             text = emit_stage(cut, model=plan.name, stages=len(cuts), root=root)
-            (folder / module_file(at, cut.index)).write_text(text)
-    (folder / "plan.json").write_text(plan.to_json())
-    (folder / "schedule.csv").write_text(schedule.to_csv())
+            (folder / module_file(at, cut.index)).write_text(text, encoding="utf-8")
+    (folder / "plan.json").write_text(plan.to_json(), encoding="utf-8")
+    (folder / "schedule.csv").write_text(schedule.to_csv(), encoding="utf-8")
     cluster = Cluster.from_dict(plan.cluster)
-    (folder / "graph.json").write_text(graph_text(graph_nodes(captured, costs, cluster, root)))
+    (folder / "graph.json").write_text(graph_text(graph_nodes(captured, costs, cluster, root)), encoding="utf-8")
     save_file(_apart(captured.constant_values), folder / "constants.safetensors")
     if weights is not None:
         save_file(dict(weights), folder / "weights.safetensors")

@@ -93,10 +93,10 @@ def write_graph_plan(folder: Path, plan: Plan, schedule: Schedule, chain: BlockC
 
     def write(new: Path) -> None:
         new.mkdir()
-        (new / "plan.json").write_text(plan.to_json())
-        (new / "schedule.csv").write_text(schedule.to_csv())
+        (new / "plan.json").write_text(plan.to_json(), encoding="utf-8")
+        (new / "schedule.csv").write_text(schedule.to_csv(), encoding="utf-8")
         (new / "decisions.yaml").write_text(decisions, encoding="utf-8")
-        (new / "graph.json").write_text(graph_text(_graph_nodes(chain)))
+        (new / "graph.json").write_text(graph_text(_graph_nodes(chain)), encoding="utf-8")
 
     replace_folder(folder, write)
 

@@ -72,7 +72,9 @@ def node_lines(path: Path) -> dict[int, str]:
     """
     lines: dict[int, str] = {}
     functions = (
-        f for f in ast.walk(ast.parse(path.read_text())) if isinstance(f, ast.FunctionDef) and f.name == "forward"
+        f
+        for f in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(f, ast.FunctionDef) and f.name == "forward"
     )
     for statement in (s for function in functions for s in ast.walk(function)):
         if not isinstance(statement, ast.Assign) or isinstance(statement.value, ast.Constant):

@@ -51,12 +51,12 @@ class Job(BaseModel):
 
     def save(self, run: Path) -> None:
         """Write it into the run folder."""
-        (run / FILE_NAME).write_text(self.model_dump_json(indent=1) + "\n")
+        (run / FILE_NAME).write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, run: Path) -> Job:
         """Read it from the run folder."""
-        return cls.model_validate_json((run / FILE_NAME).read_text())
+        return cls.model_validate_json((run / FILE_NAME).read_text(encoding="utf-8"))
 
 
 def worker_name(vw: int, stage: int) -> str:

@@ -137,6 +137,6 @@ def _evaluate(prepared: Prepared) -> None:
     if numbers is None:
         return
     text = json.dumps({name: finite(value) for name, value in numbers.items()}, indent=1)
-    (prepared.run / "evaluation.json").write_text(text + "\n")
+    (prepared.run / "evaluation.json").write_text(text + "\n", encoding="utf-8")
     for name, value in numbers.items():
         say(prepared.console, f"{name} {value:.6g}")

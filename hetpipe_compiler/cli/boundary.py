@@ -9,6 +9,7 @@ a wrong option (typer's usage errors)           2            usage
 ``sys.exit`` and the like in a user's function  2            the same: HP127
 Ctrl-C                                          130          interrupted
 nobody reads what is printed (``| head``)       141
+no room for what is printed (a full disk)       2            one error: HP444
 any other exception                             1            "this is a bug in hetpipe-compiler" and its traceback
 ==============================================  ===========  ====================================================
 """
@@ -16,6 +17,7 @@ any other exception                             1            "this is a bug in h
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import io
 import os
@@ -28,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     import typer
 
-from hetpipe_compiler.errors import HetpipeError, WorkloadError
+from hetpipe_compiler.errors import ArtifactError, HetpipeError, WorkloadError
 from hetpipe_compiler.user_code import told, user_place
 
 
@@ -77,7 +79,8 @@ def _statuses() -> Iterator[None]:
 
     try:
         yield
-        sys.stdout.flush()
+        if sys.stdout is not None:  # None where the caller closed it
+            sys.stdout.flush()
     except (typer.Exit, typer.Abort, typer.BadParameter):
         raise
     except HetpipeError as error:
@@ -87,11 +90,23 @@ def _statuses() -> Iterator[None]:
         print("interrupted", file=sys.stderr)
         raise SystemExit(130) from None
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more
+        _drop_stdout()
         raise SystemExit(141) from None
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            _drop_stdout()
+            place = str(error.filename) if error.filename else "output"
+            full = ArtifactError("HP444", f"cannot write: {error.strerror}", where=place, hint="make room there")
+            print(full, file=sys.stderr)
+            raise SystemExit(2) from None
         print(_bug_report(error), file=sys.stderr)
         raise SystemExit(1) from None
+
+
+def _drop_stdout() -> None:
+    """Let what is still to be printed vanish: Python flushes it once more at its end."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _bug_report(error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -168,6 +169,8 @@ def _write(path: Path, writer: Callable[[], object]) -> None:
     try:
         writer()
     except OSError as error:
+        if error.errno == errno.ENOSPC and path.is_file():
+            path.unlink()  # half of it
         raise ArtifactError("HP444", f"cannot write: {error.strerror or error}", where=str(path)) from error
     typer.echo(f"wrote {path}", err=True)
 

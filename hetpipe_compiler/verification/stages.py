@@ -202,12 +202,12 @@ def _program_order(folder: Path, paths: Sequence[Path], stages: Sequence[Stage])
     It is known by the name that is assigned. One that assigns nothing runs the node after the one before it in the
     stage: stages run their nodes in the plan's order, and constants, which are all assigned, in between.
     """
-    nodes = json.loads((folder / "graph.json").read_text())["nodes"]
+    nodes = json.loads((folder / "graph.json").read_text(encoding="utf-8"))["nodes"]
     place = {node["name"]: at for at, node in enumerate(nodes)}
     order: dict[_Line, int] = {}
     for path, stage in zip(paths, stages, strict=True):
         own, here, at = {name: n for n, name in enumerate(stage.nodes)}, -1, 0
-        functions = (f for f in ast.walk(ast.parse(path.read_text())) if isinstance(f, ast.FunctionDef))
+        functions = (f for f in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(f, ast.FunctionDef))
         statements = (s for f in functions if f.name == "forward" for s in ast.walk(f))
         simple = [s for s in statements if isinstance(s, (ast.Assign, ast.Expr))]
         for statement in sorted(simple, key=lambda s: s.lineno):

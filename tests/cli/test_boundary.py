@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -146,3 +148,22 @@ def test_a_terminal_without_a_letter_shows_a_question_mark() -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, env=environment)
     assert (ended.returncode, ended.stdout) == (0, b"? 1\n"), ended.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_full_disk_for_what_is_printed_is_one_error() -> None:
+    code = "from hetpipe_compiler.cli.boundary import run_app; run_app(lambda: print('a line'))"
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error[HP444]: output: cannot write: No space left on device\n")
+    assert ended.stderr.count("\n") == 2
+
+
+def test_a_closed_output_is_no_bug() -> None:
+    code = "from hetpipe_compiler.cli.boundary import run_app; run_app(lambda: print('a line'))"
+    command = f"{shlex.quote(sys.executable)} -c {shlex.quote(code)} >&-"
+    ended = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
