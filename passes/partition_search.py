@@ -19,7 +19,6 @@ not all closed sets were searched, the answer is the best plan held, and its dis
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -120,8 +119,10 @@ class Search:
         Raises:
             PlanningError: HP308, none was found, but not everything could be searched.
         """
-        least = self.least_in_order(nm, rule)
-        held = None if np.isinf(least) else self.line.best_within(nm, rule, least * (1 + ROUNDING), _NO_LIMIT)[0]
+        least, held = self._fastest_in_order(nm, rule)
+        # A sweep for the tie-break is long where blocks are many, and comes again over all orders.
+        if held is not None and not (self.complete and self.coarse is not None):
+            held = self._best_in_order(nm, rule, least)
         if self.graph is None:
             return None if held is None else Found(held.stages, held.classes, least, least)
         search_orders = self._over_all_orders if self.complete else self._over_some_orders
@@ -175,21 +176,31 @@ class Search:
 
     def least_in_order(self, nm: int, rule: InFlightRule) -> float:
         """The least bottleneck of a plan in the chain's own order; infinite if none fits."""
-        for cap_ms in self._caps_in_order(nm, rule):
-            least, _ = self.line.least_bottleneck(nm, rule, cap_ms, _NO_LIMIT)
-            if np.isfinite(least):
-                return least
-        return float("inf")
+        return self._fastest_in_order(nm, rule)[0]
 
-    def _caps_in_order(self, nm: int, rule: InFlightRule) -> Iterator[float]:
-        """Caps to try in turn: first the optimum of every so-manieth cut, which is one of a finer choice too."""
-        if self.coarse is not None:
-            for cap_ms in _caps(self.lower_bound_ms, float("inf")):
-                least, _ = self.coarse.least_bottleneck(nm, rule, cap_ms, _NO_LIMIT)
-                if np.isfinite(least):
-                    yield least * (1 + ROUNDING)
-                    return
-        yield from _caps(self.lower_bound_ms, float("inf"))
+    def _fastest_in_order(self, nm: int, rule: InFlightRule) -> tuple[float, Cut | None]:
+        """The same with some plan that reaches it."""
+        for cap_ms in self._caps_in_order(nm, rule):
+            least, cut, _ = self.line.fastest_within(nm, rule, cap_ms, _NO_LIMIT)
+            if cut is not None:
+                return least, cut
+        return float("inf"), None
+
+    def _best_in_order(self, nm: int, rule: InFlightRule, least: float) -> Cut:
+        """The first in (communication, memory) of the plans that reach it."""
+        return self.line.best_within(nm, rule, least * (1 + ROUNDING), _NO_LIMIT)[0]
+
+    def _caps_in_order(self, nm: int, rule: InFlightRule) -> list[float]:
+        """Caps to try in turn. Of many cuts first the optimum of every so-manieth, which is one of a finer choice too;
+        where those have none, the others hardly have one, and one long sweep without a cap tells."""
+        caps = _caps(self.lower_bound_ms, float("inf"))
+        if self.coarse is None:
+            return caps
+        for cap_ms in caps:
+            least, _ = self.coarse.least_bottleneck(nm, rule, cap_ms, _NO_LIMIT)
+            if np.isfinite(least):
+                return [least * (1 + ROUNDING)]
+        return caps[-1:]
 
     def _over_all_orders(
         self, space: CutSpace, nm: int, rule: InFlightRule, held: Cut | None, least: float
@@ -198,7 +209,7 @@ class Search:
         below, first_cap, work = bracket(space, nm, rule, least, self.budget)
         if np.isinf(below):
             return None
-        proven, budget = below, self.budget - work
+        in_order, proven, budget = held, below, self.budget - work
         try:
             for cap in sorted({first_cap, *_caps(below, least, space.most_ms)} - {least}):
                 reached, cut, work = space.fastest_within(nm, rule, cap, budget)
@@ -218,6 +229,8 @@ class Search:
             pass
         if held is None:
             raise self._unknown(nm)
+        if held is in_order and np.isinf(held.moved_ms):
+            held = self._best_in_order(nm, rule, least)
         return Found(held.stages, held.classes, least, min(proven, least))
 
     def _over_some_orders(

@@ -8,8 +8,9 @@ views need no operators of their own, and a copy has the number of what it copie
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, TypeAlias
 
 import torch
@@ -19,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hetpipe_compiler.frontend.remembered_numbers import draws
 from hetpipe_compiler.frontend.said_devices import saying_devices
+from hetpipe_compiler.ir.storage import storage_of
 
 #: Size, strides, offset, dtype, conjugate or negative view: how a memory is read.
 _Shape: TypeAlias = tuple[Any, ...]
@@ -119,7 +121,7 @@ class Dataflow:
         """Call an operator and number what it makes and writes."""
         if self._count == self.watch:
             self.on_watched()
-        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        tensors = [*_tensors_in(args), *_tensors_in(kwargs.values())]
         key = self._key(func, args, kwargs)
         constant = all(self._memory(t).constant for t in tensors) and not draws(func)
         self.asks_values |= func in _ASKS and not constant
@@ -133,7 +135,7 @@ class Dataflow:
         for n, tensor in enumerate(written):
             source = args[1] if func in _FILLS else None
             self._write(tensor, source, self.numbers.of("written", key, n), constant, call)
-        for n, tensor in enumerate(t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)):
+        for n, tensor in enumerate(_tensors_in((out,))):
             if not self._knows(tensor):
                 if self.on_meta and not tensor.is_meta:
                     self._memory(tensor)  # of constants
@@ -141,7 +143,7 @@ class Dataflow:
                 content = self.numbers.of("made", key, n)
                 if copied is not None and tensor.dtype == tensors[0].dtype:
                     content = copied
-                self._memories[_address(tensor)] = _Memory(_reference(tensor), content, _shape(tensor), constant)
+                self._memories[storage_of(tensor)] = _Memory(_reference(tensor), content, _shape(tensor), constant)
                 self.made_by.setdefault(content, call)
         return out
 
@@ -182,16 +184,16 @@ class Dataflow:
         return "" if isinstance(value, torch.device) else repr(value)
 
     def _knows(self, tensor: torch.Tensor) -> bool:
-        return _address(tensor) in self._memories
+        return storage_of(tensor) in self._memories
 
     def _memory(self, tensor: torch.Tensor) -> _Memory:
         if not self._knows(tensor):
             self._remember(tensor, True, "constant", *_bits(tensor))
-        return self._memories[_address(tensor)]
+        return self._memories[storage_of(tensor)]
 
     def _remember(self, tensor: torch.Tensor, constant: bool, *key: Any) -> None:
         content = self.numbers.of(*key)
-        self._memories.setdefault(_address(tensor), _Memory(_reference(tensor), content, _shape(tensor), constant))
+        self._memories.setdefault(storage_of(tensor), _Memory(_reference(tensor), content, _shape(tensor), constant))
 
     def _brought_to_meta(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]
@@ -200,10 +202,11 @@ class Dataflow:
         real = [t for t in tensors if not t.is_meta and self._memory(t).stand_in is None]
         if tensors and len(real) == len(tensors):
             return args, kwargs
-        args, kwargs = pytree.tree_map_only(torch.Tensor, self._on_meta, (args, kwargs))
+        if not all(t.is_meta for t in tensors):
+            args, kwargs = pytree.tree_map_only(torch.Tensor, self._on_meta, (args, kwargs))
         if func is _aten.scalar_tensor.default:
             return args, {**kwargs, "device": _CPU}
-        if any(argument.name == "device" for argument in func._schema.arguments):
+        if _takes_device(func):
             kwargs = {**kwargs, "device": _META}
         return args, kwargs
 
@@ -213,7 +216,7 @@ class Dataflow:
         memory = self._memory(tensor)
         if memory.stand_in is None:
             memory.stand_in = torch.empty(tensor.untyped_storage().nbytes(), dtype=torch.uint8, device=_META)
-            self._memories[_address(memory.stand_in)] = memory
+            self._memories[storage_of(memory.stand_in)] = memory
         found = torch.empty(0, dtype=tensor.dtype, device=_META)
         return found.set_(memory.stand_in.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
@@ -224,11 +227,26 @@ class _Follow(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._dataflow = dataflow
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self._dataflow.call(func, args, kwargs or {})
+        kwargs = kwargs or {}
+        if torch.is_inference_mode_enabled():  # where autograd has not taken the operator apart
+            with self:
+                if (out := func.decompose(*args, **kwargs)) is not NotImplemented:
+                    return out
+        return self._dataflow.call(func, args, kwargs)
 
 
-def _address(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+def _tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """The tensors among an operator's arguments or results, also in lists."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from _tensors_in(value)
+
+
+@cache
+def _takes_device(func: Any) -> bool:
+    return any(argument.name == "device" for argument in func._schema.arguments)
 
 
 def _reference(tensor: torch.Tensor) -> StorageWeakRef:
@@ -262,4 +280,4 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> lis
     arguments = func._schema.arguments
     given = [*zip(arguments, args, strict=False), *((a, kwargs[a.name]) for a in arguments if a.name in kwargs)]
     written = [value for a, value in given if a.alias_info is not None and a.alias_info.is_write]
-    return [leaf for leaf in pytree.tree_leaves(written) if isinstance(leaf, torch.Tensor)]
+    return list(_tensors_in(written))

@@ -203,10 +203,10 @@ def _resized(tensor: torch.Tensor, size: int) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _left_as_it_was(step: TrainingStep) -> Iterator[None]:
-    """Puts back what a call of the step changes: random numbers, buffers and their values, what lies in Python."""
+    """Puts back what a call of the step changes: random numbers, buffers, what lies in Python, and tensors' values."""
     state = PythonState.of(step)
     buffers = [(module._buffers, dict(module._buffers)) for module in step.modules()]
-    values = [(b, b.clone()) for _, held in buffers for b in held.values() if b is not None and not b.is_meta]
+    values = [(t, t.clone()) for t in state.values.values() if isinstance(t, torch.Tensor) and not t.is_meta]
     try:
         with torch.random.fork_rng(devices=[]):
             yield
@@ -215,6 +215,6 @@ def _left_as_it_was(step: TrainingStep) -> Iterator[None]:
             holder.clear()
             holder.update(held)
         with torch.no_grad():
-            for buffer, value in values:
-                buffer.copy_(value)
+            for tensor, value in values:
+                tensor.copy_(value)
         state.put_back()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from small_net import captured, factors, line_of
+from torch import fx
 
 from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.frontend import capture
@@ -50,11 +53,6 @@ def test_what_only_the_graph_computes_is_refused_too(tmp_path: Path) -> None:
     assert "something else" in str(error)
 
 
-def test_a_tensor_that_is_no_buffer_but_written_is_refused(tmp_path: Path) -> None:
-    error = refused(tmp_path, "self.t.add_(1)\nh = h * self.t", init="self.__dict__['t'] = torch.ones(8)")
-    assert line_of(tmp_path, "self.t.add_(1)") in str(error)
-
-
 @pytest.mark.parametrize("evaluation", [False, True])
 def test_a_text_of_the_batch_size_fixes_it(evaluation: bool, tmp_path: Path) -> None:
     found = captured(
@@ -67,6 +65,34 @@ def test_a_text_of_the_batch_size_fixes_it(evaluation: bool, tmp_path: Path) -> 
 def test_a_key_of_the_batch_size_fixes_it(tmp_path: Path) -> None:
     found = captured(tmp_path, "h = h * self.scales.get(len(x), 2)", init="self.scales = {4: 3, 5: 7}")
     assert not found.dynamic_batch
+
+
+def test_a_graph_that_is_the_model_at_one_size_only_is_fixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph_of = capture._graph
+
+    def frozen(*args: Any) -> fx.GraphModule:
+        graph_module = graph_of(*args)
+        for node in graph_module.graph.nodes:
+            if node.target is torch.ops.aten.mul.Tensor and isinstance(node.args[1], fx.Node):
+                node.update_arg(1, 4)
+        return graph_module
+
+    monkeypatch.setattr(capture, "_graph", frozen)
+    found = captured(tmp_path, "h = h * x.shape[0]")
+    assert not found.dynamic_batch
+    assert "something else at batch size 5" in str(found.dynamic_batch_note)
+    assert "model.py:" in str(found.dynamic_batch_note)
+
+
+def test_a_model_that_raises_at_another_size_is_fixed(tmp_path: Path) -> None:
+    sizes = "sizes = [2, 4, 6]\nassert [s for s in sizes if s == x.shape[0]]"
+    assert not captured(tmp_path, sizes).dynamic_batch
+
+
+def test_what_is_done_under_inference_mode_is_compared(tmp_path: Path) -> None:
+    body = "with torch.inference_mode():\n    g = nn.functional.linear(h, self.b.weight)\nh = h + g.clone()"
+    assert captured(tmp_path, body).dynamic_batch
+    refused(tmp_path, body.replace("g = ", "g = h if x.__class__ is torch.Tensor else "))
 
 
 def test_arithmetic_on_the_batch_size_leaves_it_free(tmp_path: Path) -> None:
