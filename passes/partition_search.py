@@ -199,7 +199,7 @@ class Search:
         for cap_ms in caps:
             least, _ = self.coarse.least_bottleneck(nm, rule, cap_ms, _NO_LIMIT)
             if np.isfinite(least):
-                return [least * (1 + ROUNDING)]
+                return [least * (1 + ROUNDING), caps[-1]]
         return caps[-1:]
 
     def _over_all_orders(

@@ -120,7 +120,9 @@ def _export(
     note = check.note_on_batch(graph_module, exported.program, tensors)
     if note is None:
         return graph_module, None
-    return _graph(loaded, export_step(step, tensors, loaded.path, fixed=note)), note
+    fixed = _graph(loaded, export_step(step, tensors, loaded.path, fixed=note))
+    check.check(fixed, tensors)
+    return fixed, note
 
 
 def _graph(

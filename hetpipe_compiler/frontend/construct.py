@@ -59,9 +59,12 @@ def _made(model: torch.nn.Module) -> dict[Any, Any]:
     holder = torch.nn.Module()
     holder.model = model
     state = PythonState.of(holder).values
-    # What lies in classes and files counts calls of the constructor, for one.
+    # What lies in classes and files counts calls of the constructor, for one; a device that is kept
+    # decides nothing yet.
     plain = {
-        place: value for place, value in state.items() if not isinstance(value, torch.Tensor) and "(" not in place[1]
+        place: value
+        for place, value in state.items()
+        if not isinstance(value, (torch.Tensor, torch.device)) and "(" not in place[1]
     }
     tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
     return {**plain, **{name: (tuple(t.shape), t.dtype) for name, t in tensors}}

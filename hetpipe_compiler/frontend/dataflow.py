@@ -8,6 +8,8 @@ views need no operators of their own, and a copy has the number of what it copie
 from __future__ import annotations
 
 import contextlib
+import hashlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -94,6 +96,7 @@ class Dataflow:
     on_watched: Any = None
     made_by: dict[int, Call] = field(default_factory=dict)
     asks_values: bool = False
+    _drawn: Counter[int] = field(default_factory=Counter)
     _memories: dict[int, _Memory] = field(default_factory=dict)
     _count: int = 0
 
@@ -105,7 +108,7 @@ class Dataflow:
         """The number of a tensor's value now."""
         memory = self._memory(tensor)
         shape = _shape(tensor)
-        return memory.content if shape == memory.shape else self.numbers.of("read", memory.content, shape)
+        return memory.content if shape == memory.shape else self.numbers.of("read", memory.content, memory.shape, shape)
 
     @contextlib.contextmanager
     def followed(self) -> Iterator[None]:
@@ -151,7 +154,11 @@ class Dataflow:
         if func in _FILLS and (number := self._number(args[1])) is not None:
             # ``tensor[...] = 1`` is one or the other, by the device.
             return self.numbers.of("filled", self.value(args[0]), number)
-        return self.numbers.of(func, self._told(args), self._told(tuple(sorted(kwargs.items()))))
+        key = self.numbers.of(func, self._told(args), self._told(tuple(sorted(kwargs.items()))))
+        if draws(func):
+            self._drawn[key] += 1
+            key = self.numbers.of("drawn", key, self._drawn[key])
+        return key
 
     def _write(self, tensor: torch.Tensor, source: Any, content: int, constant: bool, call: Call) -> None:
         """``content``: what the operator writes, unless that is all of ``source``."""
@@ -269,7 +276,8 @@ def _bits(tensor: torch.Tensor) -> tuple[Any, ...]:
     values = b""
     if not tensor.is_meta:
         with torch._C._DisableTorchDispatch():
-            values = tensor.detach().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8).numpy().tobytes()
+            bits = tensor.detach().resolve_conj().resolve_neg().reshape(-1).contiguous().view(torch.uint8)
+            values = hashlib.sha256(bits.numpy().tobytes()).digest()
     return tuple(tensor.shape), tensor.dtype, values
 
 

@@ -6,7 +6,9 @@ tensors, and the captured graph too; both must make the loss and the buffers wit
 inputs. At another batch size as well: what the code makes of it other than by arithmetic (a name, a key) export takes
 from the example.
 
-A model that plain tensors without values cannot go through is not held to anything here.
+Not compared: a model that plain tensors without values cannot go through (many of transformers ask whether a mask is
+all ones), one under ``--opaque``, one of a library that goes another way because it is exported; and which of the
+values have a gradient.
 """
 
 from __future__ import annotations
@@ -127,16 +129,34 @@ class EagerCheck:
         held = dict(_held(self._step))
         for name, tensor in held.items():
             dataflow.name(name, tensor)
-        with _left_as_it_was(self._step), autocast_on_cpu(), torch.enable_grad(), dataflow.followed():
+        with _left_as_it_was(self._step), autocast_on_cpu(), _saving_nothing(), dataflow.followed():
             if graph_module is None:
                 loss = self._step(*given)
-                after = dict(_held(self._step))
+                _write_assigned(held, dict(_held(self._step)))
             else:
                 loss = _InRegions(graph_module).run(*given)
-                after = held
         while isinstance(loss, (tuple, list)):
             loss = loss[0]
-        return dataflow, [dataflow.value(loss), *(dataflow.value(after[name]) for name in held)]
+        return dataflow, [dataflow.value(loss), *(dataflow.value(tensor) for tensor in held.values())]
+
+
+@torch.no_grad()
+def _write_assigned(held: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> None:
+    """Write what the step has put in buffers' places into them, as the graph does."""
+    values = {name: after[name].clone() for name, tensor in held.items() if after[name] is not tensor}
+    for name, value in values.items():
+        held[name].copy_(value)
+
+
+def _nothing(_: Any) -> Any:
+    return None
+
+
+@contextlib.contextmanager
+def _saving_nothing() -> Iterator[None]:
+    """Autograd is on, but keeps no activations: nobody runs a backward."""
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_nothing, _nothing):
+        yield
 
 
 class _InRegions(fx.Interpreter):
@@ -206,7 +226,10 @@ def _left_as_it_was(step: TrainingStep) -> Iterator[None]:
     """Puts back what a call of the step changes: random numbers, buffers, what lies in Python, and tensors' values."""
     state = PythonState.of(step)
     buffers = [(module._buffers, dict(module._buffers)) for module in step.modules()]
-    values = [(t, t.clone()) for t in state.values.values() if isinstance(t, torch.Tensor) and not t.is_meta]
+    tensors = [
+        t for t in state.values.values() if isinstance(t, torch.Tensor) and not t.is_meta and not t.is_inference()
+    ]
+    values = [(t, t._version, t.clone()) for t in tensors]
     try:
         with torch.random.fork_rng(devices=[]):
             yield
@@ -215,6 +238,7 @@ def _left_as_it_was(step: TrainingStep) -> Iterator[None]:
             holder.clear()
             holder.update(held)
         with torch.no_grad():
-            for tensor, value in values:
-                tensor.copy_(value)
+            for tensor, version, value in values:
+                if tensor._version != version:
+                    tensor.copy_(value)
         state.put_back()

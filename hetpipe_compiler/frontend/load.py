@@ -39,15 +39,21 @@ class LoadedWorkload:
     def build(self, seed: int) -> Any:
         """A new model, all random numbers of its constructor drawn from ``seed``: torch's, Python's and NumPy's.
 
-        So one that is built to be looked at is the one that is built to have its weights.
+        So one that is built to be looked at is the one that is built to have its weights. Python's and NumPy's go on
+        from where they were afterwards.
         """
         import numpy as np
         import torch
 
+        of_python, of_numpy = random.getstate(), np.random.get_state()
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed % 2**32)
-        return self.workload.model()
+        try:
+            return self.workload.model()
+        finally:
+            random.setstate(of_python)
+            np.random.set_state(of_numpy)
 
 
 def workload_digest(path: Path, settings: dict[str, Any]) -> str:
@@ -70,7 +76,8 @@ def parse_settings(pairs: list[str]) -> dict[str, Any]:
         except ClusterError:  # what is no YAML is a text
             settings[name] = value
         try:
-            json.dumps(settings[name], sort_keys=True)  # as the plan holds it
+            if repr(json.loads(json.dumps(settings[name]))) != repr(settings[name]):  # as the plan holds it
+                raise TypeError
         except (TypeError, ValueError):
             kind = type(settings[name]).__name__
             message = f"{name}: '{value[:80]}' is read as a {kind}, which a plan cannot hold"

@@ -120,7 +120,7 @@ def read_yaml(path: Path, example: str) -> Any:
     try:
         with path.open("rb") as file:  # no more than that: it may be /dev/zero
             content = file.read(MOST_BYTES + 1)
-        text = content.decode()
+        text = content[:MOST_BYTES].decode(errors="replace" if len(content) > MOST_BYTES else "strict")
     except FileNotFoundError:
         raise ClusterError("HP201", "no such file", where=where, hint=f"see {example}") from None
     except OSError as error:

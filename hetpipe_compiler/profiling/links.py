@@ -93,8 +93,8 @@ def measure_between(
     Raises:
         ClusterError: HP237, the other end did not come, or left.
     """
-    store = meet(rank, coordinator, _WAIT.total_seconds(), on_wait)
     try:
+        store = meet(rank, coordinator, _WAIT.total_seconds(), on_wait)
         times = _ping_pong(rank, store, sizes)
     except (RuntimeError, TimeoutError) as error:
         reason = next(iter(str(error).splitlines()), "")

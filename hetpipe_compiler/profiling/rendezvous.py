@@ -17,7 +17,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from hetpipe_compiler.errors import ClusterError
 
-_HELLO, _WELCOME = b"hetpipe-links rank 1\n", b"hetpipe-links rank 0\n"
+_HELLO, _WELCOME, _COMING = b"hetpipe-links rank 1\n", b"hetpipe-links rank 0\n", b"rank 1 comes\n"
 #: Seconds to greet back, once connected.
 _ANSWER_S = 5.0
 
@@ -82,8 +82,8 @@ def _await_greeting(listener: socket.socket, where: str, until: float) -> None:
         with contextlib.suppress(OSError):  # a stranger that left, or nobody in time
             peer, _ = listener.accept()
             with peer:
-                if _exchanged(peer, _HELLO, None):
-                    peer.sendall(_WELCOME)
+                # The last word tells that rank 1 has not given this connection up while strangers were heard.
+                if _exchanged(peer, _HELLO, None) and _exchanged(peer, _COMING, _WELCOME):
                     return
     listener.close()
     raise _nobody(where, 1, "did not come")
@@ -96,6 +96,7 @@ def _greet(host: str, port: int, where: str, until: float) -> None:
         try:
             with socket.create_connection((host, port), timeout=left) as peer:
                 if _exchanged(peer, _WELCOME, _HELLO):
+                    peer.sendall(_COMING)
                     return
                 reason = "is not what listens there"
         except (ConnectionResetError, BrokenPipeError):

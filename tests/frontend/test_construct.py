@@ -59,3 +59,8 @@ def test_libraries_may_be_quicker_on_meta(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.syspath_prepend(str(library.parent))
     captured(tmp_path, "pass", "from quick_library import start", "start(self, self.a.weight)")
     assert build_on_meta(load_workload(tmp_path / "model.py", {}), seed=0) is not None
+
+
+def test_a_device_that_is_kept_needs_no_real_model(tmp_path: Path) -> None:
+    captured(tmp_path, "h = h + torch.ones(8, device=x.device)", init="self.device = self.a.weight.device")
+    assert build_on_meta(load_workload(tmp_path / "model.py", {}), seed=0) is not None

@@ -150,3 +150,19 @@ def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
     init = "self.register_buffer('mean', torch.zeros(8)); self.late = torch.tensor([float(torch.ones(1))] * 8)"
     found = captured(tmp_path, body, init=init)
     assert [t.name for t in found.buffers] == ["mean"]
+
+
+def test_a_buffer_that_is_part_of_a_larger_memory_may_be_assigned(tmp_path: Path) -> None:
+    init = "self.register_buffer('m', torch.zeros(16)[:8])"
+    assert captured(tmp_path, "self.m = h.detach().mean(0); h = h + self.m", init=init).dynamic_batch
+
+
+def test_an_expanded_tensor_does_not_switch_the_check_off(tmp_path: Path) -> None:
+    init = "self.real = float(torch.ones(1).sum()); self.e = torch.ones(1).expand(8)"
+    refused(tmp_path, "h = h * self.e; h = h * 3 if x.__class__ is torch.Tensor else h * 2", init=init)
+
+
+def test_one_draw_is_not_two(tmp_path: Path) -> None:
+    draw = "nn.functional.dropout(h, 0.5, self.training)"
+    assert captured(tmp_path, f"h = {draw} + {draw}").dynamic_batch
+    refused(tmp_path, f"d = {draw}; e = d if x.__class__ is torch.Tensor else {draw}; h = d + e")

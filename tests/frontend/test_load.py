@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -144,3 +145,17 @@ def test_a_setting_that_no_plan_can_hold_is_one_error(text: str) -> None:
     assert (caught.value.code, caught.value.where) == ("HP102", "--set")
     assert "day:" in caught.value.message
     assert parse_settings(["day='2020-01-01'"]) == {"day": "2020-01-01"}
+
+
+def test_random_numbers_of_the_caller_go_on(tmp_path: Path) -> None:
+    loaded = load_workload(written(tmp_path, GOOD))
+    random.seed(7)
+    expected = random.Random(7).random()
+    loaded.build(0)
+    assert random.random() == expected
+
+
+def test_a_setting_that_a_plan_would_change_is_refused() -> None:
+    with pytest.raises(WorkloadError, match="cannot hold"):
+        parse_settings(["names={1: a}"])
+    assert parse_settings(["x=.nan", "y={a: [1, 2.5, null]}"])["y"] == {"a": [1, 2.5, None]}
