@@ -119,10 +119,12 @@ class Search:
         Raises:
             PlanningError: HP308, none was found, but not everything could be searched.
         """
+        if self.graph is not None and self.complete and self.coarse is not None:
+            # All orders hold the chain's own: of that, where blocks are many, every so-manieth cut is a start.
+            least, start = self._fastest_of(self.coarse, nm, rule)
+            return self._over_all_orders(self.graph, nm, rule, start, least)
         least, held = self._fastest_in_order(nm, rule)
-        # A sweep for the tie-break is long where blocks are many, and comes again over all orders.
-        if held is not None and not (self.complete and self.coarse is not None):
-            held = self._best_in_order(nm, rule, least)
+        held = None if held is None else self._best_in_order(nm, rule, least)
         if self.graph is None:
             return None if held is None else Found(held.stages, held.classes, least, least)
         search_orders = self._over_all_orders if self.complete else self._over_some_orders
@@ -180,8 +182,20 @@ class Search:
 
     def _fastest_in_order(self, nm: int, rule: InFlightRule) -> tuple[float, Cut | None]:
         """The same with some plan that reaches it."""
-        for cap_ms in self._caps_in_order(nm, rule):
-            least, cut, _ = self.line.fastest_within(nm, rule, cap_ms, _NO_LIMIT)
+        caps = _caps(self.lower_bound_ms, float("inf"))
+        if self.coarse is not None:
+            # One of every so-manieth cut is one of a finer choice too. Where those have none, the others hardly have
+            # one, and one long sweep without a cap tells.
+            least, _ = self._fastest_of(self.coarse, nm, rule)
+            caps = [*([least * (1 + ROUNDING)] if np.isfinite(least) else []), caps[-1]]
+        return self._fastest_of(self.line, nm, rule, caps)
+
+    def _fastest_of(
+        self, space: CutSpace, nm: int, rule: InFlightRule, caps: list[float] | None = None
+    ) -> tuple[float, Cut | None]:
+        """The least bottleneck in ``space`` and some plan that reaches it; ``caps`` are tried in turn."""
+        for cap_ms in caps or _caps(self.lower_bound_ms, float("inf")):
+            least, cut, _ = space.fastest_within(nm, rule, cap_ms, _NO_LIMIT)
             if cut is not None:
                 return least, cut
         return float("inf"), None
@@ -190,26 +204,14 @@ class Search:
         """The first in (communication, memory) of the plans that reach it."""
         return self.line.best_within(nm, rule, least * (1 + ROUNDING), _NO_LIMIT)[0]
 
-    def _caps_in_order(self, nm: int, rule: InFlightRule) -> list[float]:
-        """Caps to try in turn. Of many cuts first the optimum of every so-manieth, which is one of a finer choice too;
-        where those have none, the others hardly have one, and one long sweep without a cap tells."""
-        caps = _caps(self.lower_bound_ms, float("inf"))
-        if self.coarse is None:
-            return caps
-        for cap_ms in caps:
-            least, _ = self.coarse.least_bottleneck(nm, rule, cap_ms, _NO_LIMIT)
-            if np.isfinite(least):
-                return [least * (1 + ROUNDING), caps[-1]]
-        return caps[-1:]
-
     def _over_all_orders(
         self, space: CutSpace, nm: int, rule: InFlightRule, held: Cut | None, least: float
     ) -> Found | None:
-        """The best over ``space``, given the best in the chain's order, ``held``, whose bottleneck is ``least``."""
+        """The best over ``space``, given one in the chain's order, ``held``, whose bottleneck is ``least``."""
         below, first_cap, work = bracket(space, nm, rule, least, self.budget)
         if np.isinf(below):
             return None
-        in_order, proven, budget = held, below, self.budget - work
+        start, proven, budget = held, below, self.budget - work
         try:
             for cap in sorted({first_cap, *_caps(below, least, space.most_ms)} - {least}):
                 reached, cut, work = space.fastest_within(nm, rule, cap, budget)
@@ -229,7 +231,8 @@ class Search:
             pass
         if held is None:
             raise self._unknown(nm)
-        if held is in_order and np.isinf(held.moved_ms):
+        if held is start and self.coarse is not None:  # not everything was searched
+            least, _ = self._fastest_in_order(nm, rule)
             held = self._best_in_order(nm, rule, least)
         return Found(held.stages, held.classes, least, min(proven, least))
 
