@@ -1,6 +1,7 @@
 """The partition search: least slowest stage over all nested closed sets, all orders and all subsets of the devices.
 
-1. The chain's own order is searched first (`n + 1` closed sets): quick, and its optimum bounds the answer from above.
+1. The chain's own order is searched first (`n + 1` closed sets; every so-manieth of them where blocks are many and all
+   orders follow): quick, and its optimum bounds the answer from above.
 2. Then all closed sets of the block graph, where their number is within `MAX_SETS`. Where there are more: those that
    differ from the chain's order within a band, and then all of the graph whose lightest blocks are merged with others,
    as few as bring their number within `MAX_SETS` (`light_nodes`). These may better what is held but prove nothing; a
@@ -10,8 +11,8 @@
    the two close together, and the lower one is a proven bound.
 4. A sweep looks for a plan below a cap only, and is the faster the lower the cap. Caps rise from the one the relaxation
    allows to what is held; one in vain proves that nothing lies below it (over all closed sets).
-5. Among the plans of least bottleneck: less communication, then less memory; the chain's own order if it is as good.
-   (Where the work left does not allow that last sweep: some plan of least bottleneck.)
+5. Among the plans of least bottleneck: less communication, then less memory; of few blocks the chain's own order
+   if it is as good. (Where the work left does not allow that last sweep: some plan of least bottleneck.)
 
 All work is counted, not timed, so that the answer does not depend on the machine. Where the work allowed is spent, or
 not all closed sets were searched, the answer is the best plan held, and its distance to the proven bound is known.
