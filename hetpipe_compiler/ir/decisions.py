@@ -105,7 +105,7 @@ class Decisions(_Entry):
             lines.append("- stages:")
             lines += [f"  - {_flow(stage)}" for stage in worker.pop("stages")]
             lines += [f"  {name}: {_flow(value)}" for name, value in worker.items()]
-        lines.append(f"digest: {self._digest()}")
+        lines.append(f"digest: {_flow(self._digest())}")  # of digits alone it would be a number
         return _HEAD + "\n".join(lines) + "\n"
 
     @property

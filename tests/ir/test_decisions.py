@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,14 @@ def test_written_and_read_back(tmp_path: Path, decisions: Decisions) -> None:
     assert not found.edited
     assert found.author("ED") == "ED"
     assert found.to_yaml() == decisions.to_yaml()
+
+
+def test_a_digest_of_digits_alone_is_a_text(tmp_path: Path) -> None:
+    several = (SMALL.model_copy(update={"staleness": n}) for n in range(100_000))
+    digits = next(d for d in several if re.search(r"digest: '?\d+'?\n", d.to_yaml()))
+    path = tmp_path / "d.yaml"
+    path.write_text(digits.to_yaml(), encoding="utf-8")
+    assert not Decisions.load(path).edited
 
 
 SMALL = Decisions(
