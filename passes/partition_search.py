@@ -124,8 +124,7 @@ class Search:
             # All orders hold the chain's own: of that, where blocks are many, every so-manieth cut is a start.
             least, start = self._fastest_of(self.coarse, nm, rule)
             return self._over_all_orders(self.graph, nm, rule, start, least)
-        least, held = self._fastest_in_order(nm, rule)
-        held = None if held is None else self._best_in_order(nm, rule, least)
+        least, held = self._best_in_order(nm, rule)
         if self.graph is None:
             return None if held is None else Found(held.stages, held.classes, least, least)
         search_orders = self._over_all_orders if self.complete else self._over_some_orders
@@ -201,9 +200,11 @@ class Search:
                 return least, cut
         return float("inf"), None
 
-    def _best_in_order(self, nm: int, rule: InFlightRule, least: float) -> Cut:
-        """The first in (communication, memory) of the plans that reach it."""
-        return self.line.best_within(nm, rule, least * (1 + ROUNDING), _NO_LIMIT)[0]
+    def _best_in_order(self, nm: int, rule: InFlightRule) -> tuple[float, Cut | None]:
+        """The same with the first in (communication, memory) of the plans that reach it."""
+        least, cut = self._fastest_in_order(nm, rule)
+        bound = least * (1 + ROUNDING)
+        return least, None if cut is None else self.line.best_within(nm, rule, bound, _NO_LIMIT)[0]
 
     def _over_all_orders(
         self, space: CutSpace, nm: int, rule: InFlightRule, held: Cut | None, least: float
@@ -230,11 +231,11 @@ class Search:
                 held = best if _better(best, held) else held
         except OutOfBudgetError:
             pass
+        if held is start and self.coarse is not None:
+            # The work did not do: the chain's own order by every cut holds more than every so-manieth.
+            least, held = self._best_in_order(nm, rule)
         if held is None:
             raise self._unknown(nm)
-        if held is start and self.coarse is not None:  # not everything was searched
-            least, _ = self._fastest_in_order(nm, rule)
-            held = self._best_in_order(nm, rule, least)
         return Found(held.stages, held.classes, least, min(proven, least))
 
     def _over_some_orders(
