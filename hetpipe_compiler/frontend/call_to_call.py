@@ -17,6 +17,7 @@ import ast
 import inspect
 import re
 import textwrap
+import tokenize
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -309,7 +310,8 @@ def _changing_line(owner: Any, name: str, path: Path) -> str:
         file = Path(inspect.getsourcefile(type(owner)) or path)
         line = _line_about(attribute, "".join(lines))
         if line is None or is_internal(str(file)):
-            file, first, line = path, 1, _line_about(attribute, path.read_text())
+            with tokenize.open(path) as source:
+                file, first, line = path, 1, _line_about(attribute, source.read())
     except (OSError, TypeError, SyntaxError):
         return str(path)
     return str(path) if line is None else told_place(file, first + line - 1, path)
