@@ -38,9 +38,14 @@ _META, _CPU = torch.device("meta"), torch.device("cpu")
 
 
 class Numbers:
-    """Numbers of values, the same for two runs."""
+    """Numbers of values, the same for two runs.
 
-    def __init__(self) -> None:
+    Args:
+        gradients: Whether it is part of what an operator computes through which of its arguments gradients flow.
+    """
+
+    def __init__(self, *, gradients: bool = True) -> None:
+        self.gradients = gradients
         self._numbers: dict[Any, int] = {}
 
     def of(self, *key: Any) -> int:
@@ -153,7 +158,7 @@ class Dataflow:
     def _key(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         if func in _FILLS and (number := self._number(args[1])) is not None:
             # ``tensor[...] = 1`` is one or the other, by the device.
-            return self.numbers.of("filled", self.value(args[0]), number)
+            return self.numbers.of("filled", self._told(args[0]), number)
         key = self.numbers.of(func, self._told(args), self._told(tuple(sorted(kwargs.items()))))
         if draws(func):
             self._drawn[key] += 1
@@ -177,15 +182,16 @@ class Dataflow:
         if not isinstance(value, torch.Tensor):
             return repr(complex(value))
         if value.untyped_storage().nbytes() != value.element_size():
-            return ("value", self.value(value)) if value.dim() == 0 else None
+            return self._told(value) if value.dim() == 0 else None
         memory = self._memory(value)
         known = memory.constant and memory.stand_in is None and not value.is_meta
-        return repr(complex(value.reshape(-1)[0].item())) if known else ("value", self.value(value))
+        return repr(complex(value.reshape(-1)[0].item())) if known else self._told(value)
 
     def _told(self, value: Any) -> Any:
         """An argument, as part of a number: where it is computed is no part of what is computed, and NaN is NaN."""
         if isinstance(value, torch.Tensor):
-            return "value", self.value(value)
+            number, derived = self.value(value), value.requires_grad and torch.is_grad_enabled()
+            return "value", number, self.numbers.gradients and derived and not self._memory(value).constant
         if isinstance(value, (tuple, list)):
             return tuple(self._told(part) for part in value)
         return "" if isinstance(value, torch.device) else repr(value)

@@ -7,8 +7,7 @@ inputs. At another batch size as well: what the code makes of it other than by a
 from the example.
 
 Not compared: a model that plain tensors without values cannot go through (many of transformers ask whether a mask is
-all ones), one under ``--opaque``, one of a library that goes another way because it is exported; and which of the
-values have a gradient.
+all ones), one under ``--opaque``, and one of a library that goes another way because it is exported.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from torch.export import ExportedProgram
 
 from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.frontend.dataflow import Call, Dataflow, Numbers
-from hetpipe_compiler.frontend.own_gradients import line_of
+from hetpipe_compiler.frontend.own_gradients import derived_by_autograd, line_of
 from hetpipe_compiler.frontend.python_state import PythonState
 from hetpipe_compiler.frontend.regions import autocast_on_cpu, contexts_of, enter
 from hetpipe_compiler.frontend.training_step import TrainingStep
@@ -39,10 +38,12 @@ class Difference:
     Attributes:
         operator: The first that only eager mode calls; '' where it calls none that the graph does not.
         where: The user's line that calls it.
+        of_gradients: Whether the values are the same, and other ones have gradients.
     """
 
     operator: str
     where: str
+    of_gradients: bool
 
 
 class CapturedOtherwiseError(WorkloadError):
@@ -75,12 +76,15 @@ class EagerCheck:
             return False
         if difference is not None:
             what = f"{difference.operator} is not in the graph" if difference.operator else "the graph does more"
+            if difference.of_gradients:
+                what = f"the gradients are not those of {difference.operator or 'the graph'}"
             raise CapturedOtherwiseError(
                 "HP128",
                 f"torch.export has captured something else than eager mode computes: {what}",
                 where=difference.where,
-                hint="do not ask what kind of object a tensor, a parameter or a size is; or keep its module whole: "
-                "--opaque MODULE",
+                hint="do not ask what kind of object a tensor, a parameter or a size is"
+                + ", nor use a parameter under inference_mode inside autocast" * difference.of_gradients
+                + "; or keep its module whole: --opaque MODULE",
             )
         return True
 
@@ -107,11 +111,13 @@ class EagerCheck:
         if made == captured or eager.asks_values:  # what a library asks that knows export goes on to the same result
             return None
         call = _first_call_of_one(eager, [n for n, m in zip(made, captured, strict=True) if n != m], graph)
+        numbers = Numbers(gradients=False)
+        of_gradients = self._run(numbers, tensors)[1] == self._run(numbers, tensors, graph_module)[1]
         if call is None:
-            return Difference("", str(self._path))
+            return Difference("", str(self._path), of_gradients)
         place: list[str] = []
         self._run(Numbers(), tensors, watch=call.at, on_watched=lambda: place.append(line_of(self._path)))
-        return Difference(call.operator, place[0] if place else str(self._path))
+        return Difference(call.operator, place[0] if place else str(self._path), of_gradients)
 
     def _run(
         self,
@@ -131,7 +137,8 @@ class EagerCheck:
             dataflow.name(name, tensor)
         with _left_as_it_was(self._step), autocast_on_cpu(), _saving_nothing(), dataflow.followed():
             if graph_module is None:
-                loss = self._step(*given)
+                with derived_by_autograd():
+                    loss = self._step(*given)
                 _write_assigned(held, dict(_held(self._step)))
             else:
                 loss = _InRegions(graph_module).run(*given)

@@ -30,7 +30,7 @@ from hetpipe_compiler.frontend.loss_lines import loss_lines
 from hetpipe_compiler.frontend.moments import Moments
 from hetpipe_compiler.frontend.own_gradients import OwnGradients
 from hetpipe_compiler.frontend.python_state import PythonState
-from hetpipe_compiler.frontend.regions import autocast_on_cpu
+from hetpipe_compiler.frontend.regions import autocast_on_cpu, no_grad_kept_in_autocast
 from hetpipe_compiler.frontend.training_step import TrainingStep
 from hetpipe_compiler.garbage import no_cyclic_garbage
 from hetpipe_compiler.ir.source import is_internal, short_path
@@ -123,7 +123,8 @@ def _exported(step: TrainingStep, tensors: tuple[torch.Tensor, ...], sizes: Any)
     """Export leaves what modules hold in Python as it was, in the same containers (torch puts copies there)."""
     state = PythonState.of(step)
     try:
-        return torch.export.export(step, tensors, dynamic_shapes=sizes, strict=False)
+        with no_grad_kept_in_autocast():
+            return torch.export.export(step, tensors, dynamic_shapes=sizes, strict=False)
     finally:
         state.put_back()
 

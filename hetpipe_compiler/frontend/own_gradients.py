@@ -60,6 +60,21 @@ class OwnGradients:
                 raise refusal(f"{function.__name__} has a backward that is not its forward's derivative", line)
 
 
+@contextlib.contextmanager
+def derived_by_autograd() -> Iterator[None]:
+    """Functions are not applied: autograd follows their ``forward``, as it does in the stages."""
+    applied = torch.autograd.Function.__dict__["apply"]
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if cls is CheckpointFunction:
+            return _checkpointed(*args)
+        run = applied.__get__(None, cls) if cls.__module__.startswith("torch.") else _forward(cls, args)
+        return run(*args, **kwargs)
+
+    with mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)):
+        yield
+
+
 def line_of(path: Path) -> str:
     """The line of the user's file that is running."""
     own = [f for f in traceback.extract_stack() if Path(f.filename).resolve() == path.resolve()]
@@ -116,10 +131,7 @@ class _Context:
 
 def _is_derivative(function: Any, args: tuple[Any, ...]) -> bool:
     drawn = pytree.tree_map_only(_Numbers, _Numbers.drawn, args)
-    context = _Context()
-    context.needs_input_grad = tuple(isinstance(a, torch.Tensor) and a.requires_grad for a in drawn)
-    apart = function.setup_context is not torch.autograd.Function.setup_context
-    forward = function.forward if apart else partial(function.forward, context)
+    forward = _forward(function, drawn)
     count, ours = _gradients(function.apply, drawn)
     try:
         other_count, theirs = _gradients(forward, drawn)
@@ -129,6 +141,15 @@ def _is_derivative(function: Any, args: tuple[Any, ...]) -> bool:
     return count == other_count and all(
         torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True) for a, b in zip(ours, theirs, strict=True)
     )
+
+
+def _forward(function: Any, args: tuple[Any, ...]) -> Callable[..., Any]:
+    """Its ``forward``, to be called without ``apply``."""
+    if function.setup_context is not torch.autograd.Function.setup_context:
+        return function.forward  # type: ignore[no-any-return]
+    context = _Context()
+    context.needs_input_grad = tuple(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
+    return partial(function.forward, context)
 
 
 def _gradients(run: Callable[..., Any], drawn: Sequence[Any]) -> tuple[int, tuple[torch.Tensor, ...]]:

@@ -58,6 +58,28 @@ def autocast_on_cpu() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def no_grad_kept_in_autocast() -> Iterator[None]:
+    """Let export see where gradients are switched inside autocast.
+
+    It splits the graph where they are, each part enters the autocast that it lies in, and the switch, which now comes
+    second, is not found any more: the part would get gradients.
+    """
+
+    def switches(node: fx.Node, omit_if_same_with_ambient: bool = False) -> bool:
+        if node.op != "call_module":
+            return False
+        owner = node.graph.owning_module
+        assert owner is not None
+        part = owner.get_submodule(str(node.target))
+        assert isinstance(part, fx.GraphModule)
+        switched = [n.args[0] for n in part.graph.nodes if n.target is torch._C._set_grad_enabled]
+        return bool(switched) and not (omit_if_same_with_ambient and switched[0] == torch.is_grad_enabled())
+
+    with mock.patch("torch._export.passes.replace_set_grad_with_hop_pass._is_set_grad_enabled_sub_mod", switches):
+        yield
+
+
 def inline_regions(graph_module: fx.GraphModule) -> None:
     """Move the nodes of all regions into the graph itself; its Python is not written anew."""
     graph = graph_module.graph

@@ -144,6 +144,21 @@ def test_regions_become_contexts_of_their_nodes() -> None:
     assert not [n for n in graph.nodes if n.op == "get_attr" and "submod" in str(n.target)]
 
 
+def test_no_grad_inside_autocast_is_kept() -> None:
+    def then(module: Any, h: Tensor) -> Tensor:
+        with torch.autocast(h.device.type, dtype=torch.bfloat16):
+            with torch.no_grad():
+                g = module.fc2(h)
+                with torch.enable_grad():
+                    g = g + module.fc2(h)
+            return module.fc2(h) + g
+
+    graph = captured(then).graph_module.graph
+    linear = [set(contexts_of(n)) for n in graph.nodes if n.target is torch.ops.aten.linear.default]
+    cast = ("autocast", "cpu", torch.bfloat16, True)
+    assert linear[-3:] == [{cast, ("grad", False)}, {cast}, {cast}]
+
+
 def test_switching_off_what_is_off_means_nothing() -> None:
     def then(module: Any, h: Tensor) -> Tensor:
         with torch.autocast(h.device.type, enabled=False):

@@ -53,6 +53,47 @@ def test_what_only_the_graph_computes_is_refused_too(tmp_path: Path) -> None:
     assert "something else" in str(error)
 
 
+def test_other_gradients_are_refused(tmp_path: Path) -> None:
+    error = refused(tmp_path, "h = h + (h.detach() if x.__class__ is torch.Tensor else h)")
+    assert line_of(tmp_path, "h = h + (") in str(error)
+    assert "gradients are not those of aten.add.Tensor" in str(error)
+
+
+def test_what_autocast_keeps_of_inference_mode_is_seen(tmp_path: Path) -> None:
+    body = """with torch.autocast(x.device.type, dtype=torch.bfloat16):
+    with torch.inference_mode(): g = self.b(x)
+    h = self.b(h) + g.clone()
+h = h.float()"""
+    assert "inference_mode inside autocast" in (refused(tmp_path, body).hint or "")
+
+
+_DOUBLED = """class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward({arguments}):
+        return x * 2 * 1
+
+    {setup}
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+"""
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_function_of_the_users_own_has_its_forwards_gradients(apart: bool, tmp_path: Path) -> None:
+    setup = "@staticmethod\n    def setup_context(ctx, inputs, output): pass" if apart else ""
+    top = "import torch\n" + _DOUBLED.format(arguments="x" if apart else "ctx, x", setup=setup)
+    assert captured(tmp_path, "h = h + Doubled.apply(h)", top).dynamic_batch
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_is_no_difference(reentrant: bool, tmp_path: Path) -> None:
+    top = "from torch.utils.checkpoint import checkpoint"
+    body = f"h = checkpoint(lambda t: self.b(t).relu() + t, h, use_reentrant={reentrant})"
+    assert captured(tmp_path, body, top).dynamic_batch
+
+
 @pytest.mark.parametrize("evaluation", [False, True])
 def test_a_text_of_the_batch_size_fixes_it(evaluation: bool, tmp_path: Path) -> None:
     found = captured(
@@ -114,6 +155,8 @@ ALIKE = (
     "h = h * self.late",
     "self.count += 1; h = h * self.count",
     "self.count = self.count + h.detach().mean(); h = h * self.count",
+    "h = h.detach() * 2 + h; h.data[0] = 1; h[1].detach().zero_()",
+    "h = h + torch.ones(8, requires_grad=True)",
     "h = nn.functional.scaled_dot_product_attention(h[:, None], h[:, None], h[:, None])[:, 0]",
 )
 

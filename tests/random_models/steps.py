@@ -353,6 +353,9 @@ def cast(p: Program, a: int, b: int, c: int) -> None:
     p.casts = True
     p.emit("with torch.autocast(x.device.type, dtype=torch.bfloat16):")
     p.emit(f"    {h} = F.relu(self.{first.name}({x.name}), inplace={b % 2 == 0})")
+    if c % 3 == 2:
+        kept = p.name()
+        p.emit("    with torch.no_grad():", f"        {kept} = {h}.sigmoid()", f"    {h} = {h} * {kept}")
     if c % 2:
         p.emit("    with torch.autocast(x.device.type, enabled=False):", f"        {h} = {h}.to(x.dtype).square()")
     p.emit(
