@@ -62,8 +62,10 @@ class OwnGradients:
 
 @contextlib.contextmanager
 def derived_by_autograd() -> Iterator[None]:
-    """Functions are not applied: autograd follows their ``forward``, as it does in the stages."""
+    """Gradients flow as in the stages: autograd follows a function's ``forward``, and a leaf that the model makes is a
+    constant (nobody reads its gradient)."""
     applied = torch.autograd.Function.__dict__["apply"]
+    trained = vars(torch._C.TensorBase)["requires_grad"]
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if cls is CheckpointFunction:
@@ -71,7 +73,11 @@ def derived_by_autograd() -> Iterator[None]:
         run = applied.__get__(None, cls) if cls.__module__.startswith("torch.") else _forward(cls, args)
         return run(*args, **kwargs)
 
-    with mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)):
+    with (
+        mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)),
+        mock.patch.object(torch.Tensor, "requires_grad", property(trained.__get__, lambda *_: None)),
+        mock.patch.object(torch.Tensor, "requires_grad_", lambda self, _wanted=True: self),
+    ):
         yield
 
 
