@@ -62,6 +62,7 @@ class _Memory:
         content: Number of what lies there.
         shape: The one in which reading it gives ``content`` itself.
         constant: Whether nothing else than constants has a part in it.
+        derived: Whether gradients flow through it to what the run starts with.
         stand_in: A tensor on the meta device that stands for it there.
     """
 
@@ -69,6 +70,7 @@ class _Memory:
     content: int
     shape: _Shape
     constant: bool
+    derived: bool = False
     stand_in: torch.Tensor | None = None
 
 
@@ -108,6 +110,7 @@ class Dataflow:
     def name(self, title: str, tensor: torch.Tensor) -> None:
         """Give what the run starts with its number; a memory keeps the first."""
         self._remember(tensor, False, "named", title)
+        self._memory(tensor).derived |= tensor.requires_grad
 
     def value(self, tensor: torch.Tensor) -> int:
         """The number of a tensor's value now."""
@@ -132,6 +135,7 @@ class Dataflow:
         tensors = [*_tensors_in(args), *_tensors_in(kwargs.values())]
         key = self._key(func, args, kwargs)
         constant = all(self._memory(t).constant for t in tensors) and not draws(func)
+        derived = any(self._is_derived(t) for t in tensors)
         self.asks_values |= func in _ASKS and not constant
         call = Call(self._count, str(func), tuple(self._memory(t).content for t in tensors))
         self._count += 1
@@ -143,6 +147,7 @@ class Dataflow:
         for n, tensor in enumerate(written):
             source = args[1] if func in _FILLS else None
             self._write(tensor, source, self.numbers.of("written", key, n), constant, call)
+            self._memory(tensor).derived |= derived
         for n, tensor in enumerate(_tensors_in((out,))):
             if not self._knows(tensor):
                 if self.on_meta and not tensor.is_meta:
@@ -151,7 +156,9 @@ class Dataflow:
                 content = self.numbers.of("made", key, n)
                 if copied is not None and tensor.dtype == tensors[0].dtype:
                     content = copied
-                self._memories[storage_of(tensor)] = _Memory(_reference(tensor), content, _shape(tensor), constant)
+                self._memories[storage_of(tensor)] = _Memory(
+                    _reference(tensor), content, _shape(tensor), constant, derived
+                )
                 self.made_by.setdefault(content, call)
         return out
 
@@ -190,11 +197,13 @@ class Dataflow:
     def _told(self, value: Any) -> Any:
         """An argument, as part of a number: where it is computed is no part of what is computed, and NaN is NaN."""
         if isinstance(value, torch.Tensor):
-            number, derived = self.value(value), value.requires_grad and torch.is_grad_enabled()
-            return "value", number, self.numbers.gradients and derived and not self._memory(value).constant
+            return "value", self.value(value), self.numbers.gradients and self._is_derived(value)
         if isinstance(value, (tuple, list)):
             return tuple(self._told(part) for part in value)
         return "" if isinstance(value, torch.device) else repr(value)
+
+    def _is_derived(self, tensor: torch.Tensor) -> bool:
+        return tensor.requires_grad and torch.is_grad_enabled() and self._memory(tensor).derived
 
     def _knows(self, tensor: torch.Tensor) -> bool:
         return storage_of(tensor) in self._memories

@@ -156,7 +156,7 @@ ALIKE = (
     "self.count += 1; h = h * self.count",
     "self.count = self.count + h.detach().mean(); h = h * self.count",
     "h = h.detach() * 2 + h; h.data[0] = 1; h[1].detach().zero_()",
-    "h = h + torch.ones(8, requires_grad=True)",
+    "h = h + torch.ones(8, requires_grad=True); h = h + nn.Linear(8, 8)(h)",
     "d = h.detach(); d.requires_grad = True; h = h + d * h.detach().requires_grad_()",
     "h = nn.functional.scaled_dot_product_attention(h[:, None], h[:, None], h[:, None])[:, 0]",
 )

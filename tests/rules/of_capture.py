@@ -27,7 +27,7 @@ ROWS = (
         "frontend.regions:no_grad_kept_in_autocast", "bool(switched) and", "False and", sees="HP128"),
     Row("a value with another gradient passes for the same",
         "frontend/test_eager_check.py::test_other_gradients_are_refused",
-        "frontend.dataflow:Dataflow._told", "self.numbers.gradients and derived and", "False and",
+        "frontend.dataflow:Dataflow._told", "self.numbers.gradients and", "False and",
         sees="DID NOT RAISE"),
     Row("a number made of the example's batch size is taken for all",
         "frontend/test_eager_check.py::test_a_graph_that_is_the_model_at_one_size_only_is_fixed",
