@@ -17,6 +17,7 @@ from hetpipe_compiler.codegen.module_groups import INPUT, Box, boxes_of_worker
 from hetpipe_compiler.codegen.quantities import bytes_of, bytes_text, device_ranges, digits
 from hetpipe_compiler.codegen.worker_groups import WorkerGroup, same_cuts
 from hetpipe_compiler.errors import ArtifactError
+from hetpipe_compiler.files import new_file
 from hetpipe_compiler.ir.plan import Plan, Stage
 
 #: Seconds after which drawing is given up: layout of a thousand boxes takes minutes.
@@ -85,7 +86,8 @@ def draw(dot_path: Path, picture: Path, kind: str, *, time_limit_s: float = TIME
     """Draw ``dot_path`` with Graphviz into ``picture``; ``kind``: ``svg`` or ``png``. The .dot stays in any case.
 
     Raises:
-        ArtifactError: HP442, the ``dot`` program is not on PATH; HP443, it failed or took too long.
+        ArtifactError: HP411, the picture cannot be written; HP442, the ``dot`` program is not on PATH; HP443, it failed
+            or took too long.
     """
     program = shutil.which("dot")
     if program is None:
@@ -94,20 +96,24 @@ def draw(dot_path: Path, picture: Path, kind: str, *, time_limit_s: float = TIME
             f"cannot draw {picture.name}: Graphviz's 'dot' is not on PATH; {dot_path} is written",
             hint="install Graphviz (apt-get install graphviz), or paste the .dot file into a viewer",
         )
-    command = [program, f"-T{kind}", "-o", str(picture), str(dot_path)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=time_limit_s, check=False)
-    except subprocess.TimeoutExpired:
-        raise ArtifactError(
-            "HP443",
-            f"drawing {picture.name} took more than {digits(time_limit_s)} s; {dot_path} is written",
-            hint="draw fewer boxes: leave out --ops, or choose one partition with --vw",
-        ) from None
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-        raise ArtifactError(
-            "HP443", f"dot: {lines[0]}", where=str(dot_path), hint="dot -T? lists the formats that this Graphviz draws"
-        )
+    with new_file(picture) as new:
+        command = [program, f"-T{kind}", "-o", str(new), str(dot_path)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=time_limit_s, check=False)
+        except subprocess.TimeoutExpired:
+            raise ArtifactError(
+                "HP443",
+                f"drawing {picture.name} took more than {digits(time_limit_s)} s; {dot_path} is written",
+                hint="draw fewer boxes: leave out --ops, or choose one partition with --vw",
+            ) from None
+        if done.returncode:
+            lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+            raise ArtifactError(
+                "HP443",
+                f"dot: {lines[0]}",
+                where=str(dot_path),
+                hint="dot -T? lists the formats that this Graphviz draws",
+            )
 
 
 def _draw_worker(dot: Any, group: WorkerGroup, graph: Sequence[GraphNode], ops: bool) -> None:

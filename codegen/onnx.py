@@ -34,6 +34,7 @@ from hetpipe_compiler.codegen.onnx_weights import EMBED_LIMIT_BYTES, attach_weig
 from hetpipe_compiler.codegen.quantities import digits
 from hetpipe_compiler.codegen.worker_groups import same_cuts
 from hetpipe_compiler.errors import ArtifactError
+from hetpipe_compiler.files import new_file
 from hetpipe_compiler.ir.plan import Plan, VirtualWorker
 from hetpipe_compiler.user_code import first_line
 
@@ -54,8 +55,9 @@ def write_onnx(
         embed_limit_bytes: Weights above it stay outside the .onnx (`attach_weights`).
 
     Raises:
-        ArtifactError: HP441 no such virtual worker; HP445 stage modules or weights are missing; HP446 the stages cannot
-            be captured; HP447 an operator has no ONNX form; HP448 the result does not pass ONNX's own checker.
+        ArtifactError: HP411 it cannot be written; HP441 no such virtual worker; HP445 stage modules or weights
+            are missing; HP446 the stages cannot be captured; HP447 an operator has no ONNX form; HP448 the result does
+            not pass ONNX's own checker.
     """
     import onnx
     import onnx_ir
@@ -78,7 +80,8 @@ def write_onnx(
     attach_weights(model, plan, folder, path, embed_limit_bytes=embed_limit_bytes)
     proto = onnx_ir.serde.serialize_model(model)
     add_configurations(proto, configurations)
-    path.write_bytes(proto.SerializeToString())
+    with new_file(path) as new:
+        new.write_bytes(proto.SerializeToString())
     try:
         onnx.checker.check_model(str(path))
     except onnx.checker.ValidationError as error:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hetpipe_compiler.errors import ArtifactError
+from hetpipe_compiler.files import cannot_write
 from hetpipe_compiler.ir.plan import Plan
 from hetpipe_compiler.user_code import told
 
@@ -38,7 +39,8 @@ def attach_weights(
     weights stay outside the .onnx: in the plan folder itself if ``path`` lies there, else in ``<path>.data`` beside it.
 
     Raises:
-        ArtifactError: HP445, a weight is missing in the folder, or its file cannot be read.
+        ArtifactError: HP411, the weights outside cannot be written; HP445, a weight is missing in the folder, or its
+            file cannot be read.
     """
     import onnx_ir
 
@@ -78,7 +80,11 @@ def attach_weights(
     if total <= embed_limit_bytes:
         onnx_ir.external_data.load_to_model(model)
     elif path.resolve().parent != folder.resolve():
-        onnx_ir.external_data.unload_from_model(model, path.parent, f"{path.name}.data")
+        data = path.with_name(f"{path.name}.data")
+        try:
+            onnx_ir.external_data.unload_from_model(model, data.parent, data.name)
+        except OSError as error:
+            raise cannot_write(data, error) from error
 
 
 def _places(folder: Path) -> dict[str, _Place]:

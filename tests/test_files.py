@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,24 @@ def test_what_cannot_be_written_is_told_early(
     assert (caught.value.code, caught.value.where) == ("HP411", name)
     assert message in caught.value.message
     assert caught.value.hint
+
+
+def test_a_link_stays_and_what_it_leads_to_is_written(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "far" / "file")
+    write_text(tmp_path / "link", "text")
+    assert (tmp_path / "link").is_symlink()
+    assert [p.read_text() for p in (tmp_path / "far").iterdir()] == ["text"]
+
+
+def test_what_is_no_file_is_written_itself(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_text(pipe, "text")
+    assert os.read(reader, 9) == b"text"
+    os.close(reader)
+    assert [p.name for p in tmp_path.iterdir()] == ["pipe"]
 
 
 def test_an_interrupted_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -13,6 +11,7 @@ import typer
 
 from hetpipe_compiler.cli.boundary import run_app, single_command
 from hetpipe_compiler.errors import ArtifactError
+from hetpipe_compiler.files import check_file, write_text
 
 if TYPE_CHECKING:
     from hetpipe_compiler.codegen.compare import StageComparison
@@ -105,7 +104,8 @@ def _write_profiles(plan: Plan, folder: Path, run: Path, compared: Sequence[Stag
 
     made = {target / f"{profile.kind}-run.json": profile for profile in run_profiles(plan, folder, run, compared)}
     for path, profile in made.items():
-        _write(path, partial(profile.save, path))
+        profile.save(path)
+        _say_written(path)
     options = " ".join(f"--profile {path}" for path in made)
     typer.echo(f"to compile with these times: hetpipe-compile ... {options}")
 
@@ -131,23 +131,25 @@ def _write_pictures(
     from hetpipe_compiler.codegen.graphviz import draw, plan_dot
 
     for picture in pictures.values():
-        if picture.is_dir():
-            raise ArtifactError("HP444", "is a folder", where=str(picture), hint="give a file")
+        check_file(picture)
     text = plan_dot(plan, load_graph(folder), vw=vw, ops=ops)
     source = dot or next(iter(pictures.values())).with_suffix(".dot")
     for picture in pictures.values():
         if picture == source:
             raise ArtifactError("HP444", "the picture would overwrite its .dot", where=str(picture), hint="rename one")
-    _write(source, lambda: source.write_text(text, encoding="utf-8"))
+    write_text(source, text)
+    _say_written(source)
     for kind, picture in pictures.items():
-        _write(picture, partial(draw, source, picture, kind))
+        draw(source, picture, kind)
+        _say_written(picture)
 
 
 def _write_timeline(plan: Plan, folder: Path, path: Path, vw: int | None, waves: int) -> None:
     from hetpipe_compiler.codegen.timeline import idle_text, load_schedule, plan_timeline, timeline_json
 
     run = plan_timeline(plan, load_schedule(plan, folder), waves=waves)
-    _write(path, lambda: path.write_text(timeline_json(run, vw=vw), encoding="utf-8"))
+    write_text(path, timeline_json(run, vw=vw))
+    _say_written(path)
     typer.echo(idle_text(run, vw), err=True)
 
 
@@ -157,21 +159,15 @@ def _write_onnx(plan: Plan, folder: Path, path: Path, vw: int | None) -> None:
     from hetpipe_compiler.codegen.graph_file import load_graph
     from hetpipe_compiler.codegen.onnx import write_onnx
 
+    check_file(path)
     graph = load_graph(folder)
     with Console(stderr=True).status("exporting (minutes for large models)"):
-        _write(path, lambda: write_onnx(plan, folder, graph, path, vw=vw))
+        write_onnx(plan, folder, graph, path, vw=vw)
+    _say_written(path)
 
 
-def _write(path: Path, writer: Callable[[], object]) -> None:
-    """Run ``writer``; say what it wrote on stderr, which leaves stdout to ``--json`` and the tables."""
-    if not path.absolute().parent.is_dir():
-        raise ArtifactError("HP444", "no such folder", where=str(path.parent), hint=f"mkdir -p {path.parent}")
-    try:
-        writer()
-    except OSError as error:
-        if error.errno == errno.ENOSPC and path.is_file():
-            path.unlink()  # half of it
-        raise ArtifactError("HP444", f"cannot write: {error.strerror or error}", where=str(path)) from error
+def _say_written(path: Path) -> None:
+    """On stderr, which leaves stdout to ``--json`` and the tables."""
     typer.echo(f"wrote {path}", err=True)
 
 

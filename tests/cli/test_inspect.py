@@ -88,11 +88,11 @@ def test_onnx_of_a_profiled_plan_is_refused(folder: Path, capsys: pytest.Capture
     [
         (["{folder}/none"], "HP401"),
         (["{folder}", "--vw", "9"], "HP441"),
-        (["{folder}", "--dot", "{folder}/none/p.dot"], "HP444"),
-        (["{folder}", "--timeline", "{folder}"], "HP444"),
+        (["{folder}", "--dot", "{folder}/none/p.dot"], "HP411"),
+        (["{folder}", "--timeline", "{folder}"], "HP411"),
         (["{folder}", "--svg", "{folder}/p.dot"], "HP444"),
-        (["{folder}", "--svg", ""], "HP444"),
-        (["{folder}", "--png", "{folder}"], "HP444"),
+        (["{folder}", "--svg", ""], "HP411"),
+        (["{folder}", "--png", "{folder}"], "HP411"),
     ],
 )
 def test_mistakes_of_the_user(

@@ -161,7 +161,7 @@ def test_dot_is_asked_for_the_right_kind(tmp_path: Path, monkeypatch: pytest.Mon
     assert (tmp_path / "picture").read_text().split() == [
         "-Tpng",
         "-o",
-        str(tmp_path / "picture"),
+        str(tmp_path / ".picture.new"),
         str(tmp_path / "p.dot"),
     ]
 

@@ -176,7 +176,7 @@ def test_as_a_command(tmp_path, capsys):
     assert capsys.readouterr().out.endswith("to compile with these times: --write-profiles DIR\n")
     assert command(tmp_path / "out", "--write-profiles", tmp_path) == 2  # no run
     assert command(tmp_path / "out", "--compare", run, "--write-profiles", tmp_path / "nowhere") == 2
-    assert "HP444" in capsys.readouterr().err
+    assert "HP411" in capsys.readouterr().err
     assert command(tmp_path / "out", "--compare", run, "--write-profiles", tmp_path) == 0
     paths = [tmp_path / f"{kind}-run.json" for kind in ("cpu-fast", "cpu-slow")]
     last = capsys.readouterr().out.splitlines()[-1]
