@@ -238,6 +238,7 @@ def _left_as_it_was(step: TrainingStep) -> Iterator[None]:
         t for t in state.values.values() if isinstance(t, torch.Tensor) and not t.is_meta and not t.is_inference()
     ]
     values = [(t, t._version, t.clone()) for t in tensors]
+    leaves = [t for t in step.buffers() if t.is_leaf and not t._is_view()]
     try:
         with torch.random.fork_rng(devices=[]):
             yield
@@ -249,4 +250,6 @@ def _left_as_it_was(step: TrainingStep) -> Iterator[None]:
             for tensor, version, value in values:
                 if tensor._version != version:
                     tensor.copy_(value)
+        for tensor in leaves:
+            tensor.detach_()
         state.put_back()

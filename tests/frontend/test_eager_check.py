@@ -154,6 +154,7 @@ ALIKE = (
     "k = torch.arange(8).float() * 2; h = h * k",
     "h = h * self.late",
     "self.count += 1; h = h * self.count",
+    "self.count += h.mean()",
     "self.count = self.count + h.detach().mean(); h = h * self.count",
     "h = h.detach() * 2 + h; h.data[0] = 1; h[1].detach().zero_()",
     "h = h + torch.ones(8, requires_grad=True); h = h + nn.Linear(8, 8)(h)",
