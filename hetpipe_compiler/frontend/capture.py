@@ -30,7 +30,7 @@ from hetpipe_compiler.frontend.gradient_hooks import refuse_hooks
 from hetpipe_compiler.frontend.load import LoadedWorkload
 from hetpipe_compiler.frontend.names import Names, attribute
 from hetpipe_compiler.frontend.opaque import Kept
-from hetpipe_compiler.frontend.regions import inline_regions, uses_autocast
+from hetpipe_compiler.frontend.regions import contexts_of, inline_regions, uses_autocast
 from hetpipe_compiler.frontend.training_step import TrainingStep, loss_for, refuse_hidden_values
 from hetpipe_compiler.ir.captured import Captured
 from hetpipe_compiler.ir.opaque import set_opaque_calls
@@ -245,6 +245,10 @@ def _check_loss(loaded: LoadedWorkload, captured: Captured) -> None:
             kind = f"a {str(value.dtype).removeprefix('torch.')} tensor of shape ({sizes})"
         raise WorkloadError(
             "HP107", f"the loss is {kind}, not one floating-point number", where=where, hint="take its mean or sum"
+        )
+    if [c[1] for c in contexts_of(node) if c[0] == "grad"][-1:] == [False]:
+        raise WorkloadError(
+            "HP108", "the loss is made where gradients are switched off", where=where, hint="nothing would be trained"
         )
     trainable = {t.name for t in captured.parameters if t.trainable}
     seen, stack = {node}, [node]

@@ -166,7 +166,7 @@ class Dataflow:
         if func in _FILLS and (number := self._number(args[1])) is not None:
             # ``tensor[...] = 1`` is one or the other, by the device.
             return self.numbers.of("filled", self._told(args[0]), number)
-        key = self.numbers.of(func, self._told(args), self._told(tuple(sorted(kwargs.items()))))
+        key = self.numbers.of(func, self._told(args, func), self._told(tuple(sorted(kwargs.items())), func))
         if draws(func):
             self._drawn[key] += 1
             key = self.numbers.of("drawn", key, self._drawn[key])
@@ -194,12 +194,14 @@ class Dataflow:
         known = memory.constant and memory.stand_in is None and not value.is_meta
         return repr(complex(value.reshape(-1)[0].item())) if known else self._told(value)
 
-    def _told(self, value: Any) -> Any:
-        """An argument, as part of a number: where it is computed is no part of what is computed, and NaN is NaN."""
+    def _told(self, value: Any, func: Any = None) -> Any:
+        """An argument, as part of a number: where it is computed is no part of what is computed, and NaN is NaN. Nor is
+        whether a copy has a gradient: that is told where the copy is read."""
         if isinstance(value, torch.Tensor):
-            return "value", self.value(value), self.numbers.gradients and self._is_derived(value)
+            told = self.numbers.gradients and func not in _COPIES
+            return "value", self.value(value), told and self._is_derived(value)
         if isinstance(value, (tuple, list)):
-            return tuple(self._told(part) for part in value)
+            return tuple(self._told(part, func) for part in value)
         return "" if isinstance(value, torch.device) else repr(value)
 
     def _is_derived(self, tensor: torch.Tensor) -> bool:

@@ -83,8 +83,7 @@ class EagerCheck:
                 f"torch.export has captured something else than eager mode computes: {what}",
                 where=difference.where,
                 hint="do not ask what kind of object a tensor, a parameter or a size is"
-                + ", read parameters from their modules, and not first in inference_mode inside autocast"
-                * difference.of_gradients
+                + ", and read parameters from their modules" * difference.of_gradients
                 + "; or keep its module whole: --opaque MODULE",
             )
         return True

@@ -78,7 +78,7 @@ def export_step(
 def _export_step(
     step: TrainingStep, tensors: tuple[torch.Tensor, ...], path: Path, fixed: str | None
 ) -> tuple[ExportedProgram, str | None]:
-    observed, gradients, moments = Observed(), OwnGradients(path), Moments(path)
+    observed, gradients, moments = Observed(), OwnGradients(path, step), Moments(path)
 
     def export(step: TrainingStep, tensors: tuple[torch.Tensor, ...]) -> tuple[ExportedProgram, str | None]:
         return _export(step, tensors, fixed)

@@ -18,12 +18,24 @@ from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.frontend.own_gradients import line_of
 from hetpipe_compiler.ir.source import is_internal
 
+#: Which `torch.autocast` calls itself.
+_AUTOCAST_SWITCHES = (
+    "set_autocast_enabled",
+    "set_autocast_dtype",
+    "set_autocast_cpu_enabled",
+    "set_autocast_cpu_dtype",
+    "set_autocast_gpu_dtype",
+)
+
 
 @contextlib.contextmanager
 def watched_calls(path: Path) -> Iterator[None]:
     """Sees ``inference_mode`` as ``no_grad``, which it is to gradients, and a tensor's ``data`` as ``detach()``, which
-    export can follow. Raises `WorkloadError` HP112 where ``forward`` assigns to ``data``, takes gradients itself, or
-    sets the seed or the state of random numbers. ``path``: the user's file."""
+    export can follow. ``path``: the user's file.
+
+    Raises `WorkloadError` HP112 where ``forward`` assigns to ``data``, takes gradients itself, switches autocast other
+    than by a region, or sets the seed or the state of random numbers.
+    """
     mode, data = torch.inference_mode, vars(torch._C.TensorBase)["data"]
 
     def enter(self: Any) -> None:
@@ -50,6 +62,7 @@ def watched_calls(path: Path) -> Iterator[None]:
         "takes gradients itself",
         "write their formula with tensor operators, or keep its module whole: --opaque MODULE",
     )
+    casts = "switches autocast for all that follows", "with torch.autocast(x.device.type, ...): ..."
     refused: tuple[tuple[Any, str, tuple[str, str]], ...] = (
         (torch, "set_rng_state", state),
         (torch.random, "set_rng_state", state),
@@ -57,6 +70,7 @@ def watched_calls(path: Path) -> Iterator[None]:
         (torch.autograd, "grad", gradients),
         (torch.autograd, "backward", gradients),
         (torch.Tensor, "backward", gradients),
+        *((torch, name, casts) for name in _AUTOCAST_SWITCHES if hasattr(torch, name)),
     )
 
     def read_data(self: torch.Tensor) -> Any:

@@ -242,6 +242,11 @@ def test_a_loss_that_trains() -> None:
         def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
             return nn.functional.cross_entropy(logits * self.scale, labels)
 
+    @torch.no_grad()
+    def unread(logits: Tensor, labels: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(logits, labels)
+
+    assert "gradients are switched off" in refused("HP108", job(models.Mlp, loss=unread)).message
     assert "loss has trainable parameters" in refused("HP108", job(models.Mlp, loss=Loss())).message
 
 

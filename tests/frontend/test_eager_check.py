@@ -59,12 +59,20 @@ def test_other_gradients_are_refused(tmp_path: Path) -> None:
     assert "gradients are not those of aten.add.Tensor" in str(error)
 
 
-def test_what_autocast_keeps_of_inference_mode_is_seen(tmp_path: Path) -> None:
-    body = """with torch.autocast(x.device.type, dtype=torch.bfloat16):
-    with torch.inference_mode(): g = self.b(x)
-    h = self.b(h) + g.clone()
-h = h.float()"""
-    assert "inference_mode inside autocast" in (refused(tmp_path, body).hint or "")
+@pytest.mark.parametrize(
+    "body",
+    [
+        "with torch.no_grad(): g = self.b(x)\nk = self.b(h)",
+        "k = self.b(h)\nwith torch.inference_mode(): g = self.b(x)",
+        "with torch.inference_mode(): g = self.b(x)\nk = self.b(h)",
+        "with torch.no_grad():\n    g = self.b(h)\n    with torch.enable_grad(): k = self.b(h)",
+    ],
+)
+@pytest.mark.parametrize("cached", [False, True])
+def test_whether_casts_are_cached_is_no_difference(body: str, cached: bool, tmp_path: Path) -> None:
+    region = f"with torch.autocast(x.device.type, dtype=torch.bfloat16, cache_enabled={cached}):\n"
+    text = region + "".join(f"    {line}\n" for line in body.splitlines())
+    assert captured(tmp_path, f"{text}h = (k + g.clone()).float()").dynamic_batch
 
 
 _DOUBLED = """class Doubled(torch.autograd.Function):

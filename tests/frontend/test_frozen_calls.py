@@ -24,6 +24,14 @@ def test_switching_training_off_and_on_is_refused(name: str, tmp_path: Path) -> 
     assert str(caught.value.where).endswith(line_of(tmp_path, SWITCHES[name]))
 
 
+def test_switching_autocast_other_than_by_a_region_is_refused(tmp_path: Path) -> None:
+    body = "torch.set_autocast_enabled('cpu', True); h = self.b(h); torch.set_autocast_enabled('cpu', False)"
+    with pytest.raises(WorkloadError, match="switches autocast") as caught:
+        captured(tmp_path, body)
+    assert caught.value.code == "HP112"
+    assert str(caught.value.where).endswith(line_of(tmp_path, body))
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from models import MaskedSoftmax
+from small_net import captured, line_of
 from torch import Tensor
 
+from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.frontend.own_gradients import _is_derivative, _Numbers
 
 _SCORES, _MASK = _Numbers((2, 3, 4), torch.float32), _Numbers((2, 1, 4), torch.bool)
@@ -56,3 +59,58 @@ def test_a_right_one_that_the_stages_would_not_find() -> None:
     x = torch.randn(5, dtype=torch.float64, requires_grad=True, generator=torch.Generator().manual_seed(0))
     assert torch.autograd.gradcheck(Detaches.apply, (x,))  # type: ignore[no-untyped-call]
     assert not _is_derivative(Detaches, (_Numbers((5,), torch.float32),))
+
+
+_FUNCTION = """import torch
+class Own(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, k=1):
+        ctx.k = k
+        return {forward}
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return {backward}, None
+"""
+
+
+def refused(folder: Path, body: str, top: str = "", init: str = "") -> WorkloadError:
+    with pytest.raises(WorkloadError) as caught:
+        captured(folder, body, top, init)
+    assert caught.value.code == "HP119"
+    return caught.value
+
+
+def test_each_use_of_a_function_is_looked_at(tmp_path: Path) -> None:
+    top = _FUNCTION.format(forward="x.view_as(x)", backward="gradient * ctx.k")
+    captured(tmp_path, "h = Own.apply(h, 1)", top)
+    refused(tmp_path, "h = Own.apply(h, 1)\nh = Own.apply(h, 0.5)", top)
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward"), [("x * 1", "gradient.clamp(-9, 9)"), ("x.clamp(-9, 9)", "gradient.clone()")]
+)
+def test_what_clips_is_found(forward: str, backward: str, tmp_path: Path) -> None:
+    refused(tmp_path, "h = Own.apply(h)", _FUNCTION.format(forward=forward, backward=backward))
+
+
+def test_a_small_gradient_of_what_is_not_read_is_found(tmp_path: Path) -> None:
+    top = _FUNCTION.format(forward="x * 1", backward="gradient").replace("None", "1e-8 * gradient.abs()")
+    refused(tmp_path, "h = Own.apply(h, h)", top)
+
+
+def test_without_gradients_nothing_is_lost(tmp_path: Path) -> None:
+    top = _FUNCTION.format(forward="x.round()", backward="gradient")
+    captured(tmp_path, "with torch.no_grad(): g = Own.apply(h)\nh = h + g", top)
+    refused(tmp_path, "h = Own.apply(h)", top)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_what_writes_a_buffer_is_refused(reentrant: bool, tmp_path: Path) -> None:
+    body = f"h = checkpoint(self.norm, h, use_reentrant={reentrant})"
+    top = "from torch.utils.checkpoint import checkpoint"
+    error = refused(tmp_path, body, top, "self.norm = nn.BatchNorm1d(8)")
+    assert "writes a buffer" in error.message
+    assert line_of(tmp_path, "checkpoint(self") in str(error)
+    captured(tmp_path, body, top, "self.norm = nn.LayerNorm(8)")
+    captured(tmp_path, f"with torch.no_grad(): {body}", top, "self.norm = nn.BatchNorm1d(8)")
