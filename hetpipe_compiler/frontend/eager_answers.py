@@ -4,6 +4,8 @@
 2. ``type`` and ``isinstance`` say what a tensor or a size is in eager mode, in the files of the model and of the
    libraries that its modules come from: the tensors and sizes that export puts in their place are of other types.
 
+3. In eval mode ``torch.is_grad_enabled()`` says False: stages evaluate without gradients, but are exported with them.
+
 Torch's own code hears the truth. So does a library whose eager way export cannot follow, if it asked: it knows export,
 and goes another way for it. The user's own files never do.
 Out of reach: a tensor's ``__class__``, ``match`` on the type of a size, and what is a parameter's own; a model that
@@ -20,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
+from unittest import mock
 
 import torch
 import torch._dynamo.external_utils
@@ -49,7 +52,7 @@ class EagerAnswers:
 
     @contextlib.contextmanager
     def given(self, step: torch.nn.Module) -> Iterator[None]:
-        """Both rules, while export looks at ``step``."""
+        """The rules, while export looks at ``step``."""
         modules = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
         stand_ins = {id(real): (real, self._answer(real)) for real in _questions()}
         held = [
@@ -67,7 +70,8 @@ class EagerAnswers:
                 holder[name] = stand_ins[id(value)][1]
             for file, name in shadowed:
                 file[name] = shadows[name]
-            yield
+            with no_gradients_in_eval_mode(step):
+                yield
         finally:
             for holder, name, value in held:
                 holder[name] = value
@@ -99,6 +103,18 @@ class EagerAnswers:
         if not isinstance(file, str) or is_internal(file):
             return False
         return module.__name__.partition(".")[0] in packages or self._is_own(file)
+
+
+@contextlib.contextmanager
+def no_gradients_in_eval_mode(step: torch.nn.Module) -> Iterator[None]:
+    """The third rule."""
+    real = torch.is_grad_enabled
+
+    def answer() -> bool:
+        return real() and (step.training or is_internal(sys._getframe(1).f_code.co_filename))
+
+    with mock.patch.object(torch, "is_grad_enabled", answer):
+        yield
 
 
 def _packages(step: torch.nn.Module) -> set[str]:

@@ -24,6 +24,7 @@ from torch.export import ExportedProgram
 
 from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.frontend.dataflow import Call, Dataflow, Numbers
+from hetpipe_compiler.frontend.eager_answers import no_gradients_in_eval_mode
 from hetpipe_compiler.frontend.own_gradients import derived_by_autograd, line_of
 from hetpipe_compiler.frontend.python_state import PythonState
 from hetpipe_compiler.frontend.regions import autocast_on_cpu, contexts_of, enter
@@ -137,7 +138,7 @@ class EagerCheck:
             dataflow.name(name, tensor)
         with _left_as_it_was(self._step), autocast_on_cpu(), _saving_nothing(), dataflow.followed():
             if graph_module is None:
-                with derived_by_autograd():
+                with derived_by_autograd(), no_gradients_in_eval_mode(self._step):
                     loss = self._step(*given)
                 _write_assigned(held, dict(_held(self._step)))
             else:

@@ -54,6 +54,12 @@ def test_everything_is_put_back(tmp_path: Path) -> None:
     assert type is builtins.type
 
 
+def test_gradients_are_off_in_eval_mode(tmp_path: Path) -> None:
+    found = captured(tmp_path, "h = h * 2 if torch.is_grad_enabled() else h * 3", evaluation=True)
+    assert found.in_eval is not None
+    assert (factors(found), factors(found.in_eval)) == ([2], [3])
+
+
 _LIBRARY = """
 import torch
 from torch import nn
