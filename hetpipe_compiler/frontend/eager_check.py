@@ -51,6 +51,12 @@ class CapturedOtherwiseError(WorkloadError):
     """HP128."""
 
 
+_HINT = (
+    "do not ask what kind of object a tensor, a parameter or a size is, and read parameters from their modules; or "
+    "keep its module whole: --opaque MODULE"
+)
+
+
 class EagerCheck:
     """Compares graphs with eager mode.
 
@@ -73,6 +79,8 @@ class EagerCheck:
         """
         try:
             difference = self._difference(graph_module, tensors)
+        except CapturedOtherwiseError:
+            raise
         except USER_ERRORS:
             return False
         if difference is not None:
@@ -83,9 +91,7 @@ class EagerCheck:
                 "HP128",
                 f"torch.export has captured something else than eager mode computes: {what}",
                 where=difference.where,
-                hint="do not ask what kind of object a tensor, a parameter or a size is"
-                + ", and read parameters from their modules" * difference.of_gradients
-                + "; or keep its module whole: --opaque MODULE",
+                hint=_HINT,
             )
         return True
 
@@ -108,7 +114,17 @@ class EagerCheck:
     def _difference(self, graph_module: fx.GraphModule, tensors: tuple[torch.Tensor, ...]) -> Difference | None:
         numbers = Numbers()
         eager, made = self._run(numbers, tensors)
-        graph, captured = self._run(numbers, tensors, graph_module)
+        try:
+            graph, captured = self._run(numbers, tensors, graph_module)
+        except USER_ERRORS as error:
+            if tensors[0].is_meta:
+                raise
+            raise CapturedOtherwiseError(
+                "HP128",
+                f"the graph that torch.export has captured raises, the model does not: {first_line(error)}",
+                where=str(self._path),
+                hint=_HINT,
+            ) from error
         if made == captured or eager.asks_values:  # what a library asks that knows export goes on to the same result
             return None
         call = _first_call_of_one(eager, [n for n, m in zip(made, captured, strict=True) if n != m], graph)

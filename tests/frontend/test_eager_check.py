@@ -133,6 +133,12 @@ def test_a_graph_that_is_the_model_at_one_size_only_is_fixed(tmp_path: Path, mon
     assert "model.py:" in str(found.dynamic_batch_note)
 
 
+def test_a_graph_that_raises_is_refused(tmp_path: Path) -> None:
+    body = "torch.set_default_dtype(torch.float64)\nt = torch.ones(8)\ntorch.set_default_dtype(torch.float32)"
+    error = refused(tmp_path, f"{body}\nh = h * t.float()", init="self.real = float(torch.ones(1).sum())")
+    assert "graph that torch.export has captured raises" in error.message
+
+
 def test_a_model_that_raises_at_another_size_is_fixed(tmp_path: Path) -> None:
     sizes = "sizes = [2, 4, 6]\nassert [s for s in sizes if s == x.shape[0]]"
     assert not captured(tmp_path, sizes).dynamic_batch
