@@ -96,24 +96,22 @@ def draw(dot_path: Path, picture: Path, kind: str, *, time_limit_s: float = TIME
             f"cannot draw {picture.name}: Graphviz's 'dot' is not on PATH; {dot_path} is written",
             hint="install Graphviz (apt-get install graphviz), or paste the .dot file into a viewer",
         )
+    command = [program, f"-T{kind}", str(dot_path)]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=time_limit_s, check=False)
+    except subprocess.TimeoutExpired:
+        raise ArtifactError(
+            "HP443",
+            f"drawing {picture.name} took more than {digits(time_limit_s)} s; {dot_path} is written",
+            hint="draw fewer boxes: leave out --ops, or choose one partition with --vw",
+        ) from None
+    if done.returncode:
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit status {done.returncode}"]
+        raise ArtifactError(
+            "HP443", f"dot: {lines[0]}", where=str(dot_path), hint="dot -T? lists the formats that this Graphviz draws"
+        )
     with new_file(picture) as new:
-        command = [program, f"-T{kind}", "-o", str(new), str(dot_path)]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=time_limit_s, check=False)
-        except subprocess.TimeoutExpired:
-            raise ArtifactError(
-                "HP443",
-                f"drawing {picture.name} took more than {digits(time_limit_s)} s; {dot_path} is written",
-                hint="draw fewer boxes: leave out --ops, or choose one partition with --vw",
-            ) from None
-        if done.returncode:
-            lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-            raise ArtifactError(
-                "HP443",
-                f"dot: {lines[0]}",
-                where=str(dot_path),
-                hint="dot -T? lists the formats that this Graphviz draws",
-            )
+        new.write_bytes(done.stdout)
 
 
 def _draw_worker(dot: Any, group: WorkerGroup, graph: Sequence[GraphNode], ops: bool) -> None:

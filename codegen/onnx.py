@@ -82,10 +82,10 @@ def write_onnx(
     add_configurations(proto, configurations)
     with new_file(path) as new:
         new.write_bytes(proto.SerializeToString())
-    try:
-        onnx.checker.check_model(str(path))
-    except onnx.checker.ValidationError as error:
-        raise ArtifactError("HP448", f"ONNX's checker refuses it: {first_line(error)}", where=str(path)) from error
+        try:
+            onnx.checker.check_model(proto if new == path else str(new))  # what went into a pipe is gone
+        except onnx.checker.ValidationError as error:
+            raise ArtifactError("HP448", f"ONNX's checker refuses it: {first_line(error)}", where=str(path)) from error
 
 
 def _export(plan: Plan, worker: VirtualWorker, folder: Path, graph: Sequence[GraphNode]) -> tuple[Any, Any]:

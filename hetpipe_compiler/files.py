@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ def check_file(path: Path) -> None:
     try:
         if _is_special(path):
             return
-        folder = path.absolute().parent
+        folder = Path(os.path.realpath(path)).parent
         if path.is_dir():
             raise cannot_write(path, "it is a folder")
         if not folder.is_dir():
@@ -41,6 +42,8 @@ def new_file(path: Path) -> Iterator[Path]:
     try:
         yield new
         if not special:
+            if target.exists():
+                shutil.copymode(target, new)
             new.replace(target)
     except OSError as error:
         raise cannot_write(path, error) from error

@@ -70,3 +70,9 @@ def _text(error: BaseException) -> str:
 
 def _cut(text: str) -> str:
     return text if len(text) <= _MOST_LETTERS else text[:_MOST_LETTERS] + "..."
+
+
+def line_of(path: Path) -> str:
+    """The line of the user's file that is running."""
+    own = [f for f in traceback.extract_stack() if Path(f.filename).resolve() == path.resolve()]
+    return f"{path}:{own[-1].lineno}" if own else str(path)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest import mock
 
 import torch
+from torch import fx
 
 from hetpipe_compiler.frontend.capture import capture
+from hetpipe_compiler.frontend.eager_check import EagerCheck
 from hetpipe_compiler.frontend.load import load_workload
 from hetpipe_compiler.ir.captured import Captured
 
@@ -54,6 +57,19 @@ def captured(
         text = text.replace(f"{{{name}}}", lines.replace("\n", "\n        "))
     path.write_text(text)
     return capture(load_workload(path, {}), evaluation=evaluation)
+
+
+def compared(folder: Path, body: str, top: str = "", init: str = "", *, evaluation: bool = False) -> list[Captured]:
+    """The capture of the same, if its graphs could be held to eager mode; else nothing."""
+    check, answers = EagerCheck.check, list[bool]()
+
+    def noted(self: EagerCheck, graph_module: fx.GraphModule, tensors: tuple[torch.Tensor, ...]) -> bool:
+        answers.append(check(self, graph_module, tensors))
+        return answers[-1]
+
+    with mock.patch.object(EagerCheck, "check", noted):
+        found = captured(folder, body, top, init, evaluation=evaluation)
+    return [found] if answers and all(answers) else []
 
 
 def line_of(folder: Path, text: str) -> str:

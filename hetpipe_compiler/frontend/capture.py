@@ -246,22 +246,24 @@ def _check_loss(loaded: LoadedWorkload, captured: Captured) -> None:
         raise WorkloadError(
             "HP107", f"the loss is {kind}, not one floating-point number", where=where, hint="take its mean or sum"
         )
-    if [c[1] for c in contexts_of(node) if c[0] == "grad"][-1:] == [False]:
-        raise WorkloadError(
-            "HP108", "the loss is made where gradients are switched off", where=where, hint="nothing would be trained"
-        )
     trainable = {t.name for t in captured.parameters if t.trainable}
     seen, stack = {node}, [node]
     while stack:
         reading = stack.pop()
         if reading.op == "get_attr" and reading.target in trainable:
             return
+        if reading.target is torch.ops.aten.detach.default or not _has_gradients(reading):
+            continue
         new = [n for n in reading.all_input_nodes if n not in seen]
         seen.update(new)
         stack += new
     raise WorkloadError(
-        "HP108", "the loss depends on no trainable parameter", where=where, hint="nothing would be trained"
+        "HP108", "no gradient of the loss reaches a trainable parameter", where=where, hint="nothing would be trained"
     )
+
+
+def _has_gradients(node: fx.Node) -> bool:
+    return [enabled for kind, enabled, *_ in contexts_of(node) if kind == "grad"][-1:] != [False]
 
 
 def _refuse_control_flow(loaded: LoadedWorkload, graph_module: fx.GraphModule) -> None:

@@ -105,12 +105,14 @@ class Dataflow:
     asks_values: bool = False
     _drawn: Counter[int] = field(default_factory=Counter)
     _memories: dict[int, _Memory] = field(default_factory=dict)
+    _leaves: set[int] = field(default_factory=set)
     _count: int = 0
 
     def name(self, title: str, tensor: torch.Tensor) -> None:
         """Give what the run starts with its number; a memory keeps the first."""
         self._remember(tensor, False, "named", title)
         self._memory(tensor).derived |= tensor.requires_grad
+        self._leaves.add(id(tensor))
 
     def value(self, tensor: torch.Tensor) -> int:
         """The number of a tensor's value now."""
@@ -205,7 +207,11 @@ class Dataflow:
         return "" if isinstance(value, torch.device) else repr(value)
 
     def _is_derived(self, tensor: torch.Tensor) -> bool:
-        return tensor.requires_grad and torch.is_grad_enabled() and self._memory(tensor).derived
+        if not (tensor.requires_grad and torch.is_grad_enabled()):
+            return False
+        root = tensor if tensor._base is None else tensor._base
+        # A leaf that the model makes is a constant: nobody reads its gradient.
+        return self._memory(tensor).derived and (not root.is_leaf or id(root) in self._leaves)
 
     def _knows(self, tensor: torch.Tensor) -> bool:
         return storage_of(tensor) in self._memories

@@ -3,13 +3,12 @@
 1. ``torch.compiler.is_compiling()`` and its kin say False, by whatever name a loaded module calls them.
 2. ``type`` and ``isinstance`` say what a tensor or a size is in eager mode, in the files of the model and of the
    libraries that its modules come from: the tensors and sizes that export puts in their place are of other types.
-
 3. In eval mode ``torch.is_grad_enabled()`` says False: stages evaluate without gradients, but are exported with them.
 
 Torch's own code hears the truth. So does a library whose eager way export cannot follow, if it asked: it knows export,
 and goes another way for it. The user's own files never do.
-Out of reach: a tensor's ``__class__``, ``match`` on the type of a size, and what is a parameter's own; a model that
-asks for those is found out by `hetpipe_compiler.frontend.eager_check`.
+Out of reach: ``requires_grad`` in eval mode, a tensor's ``__class__``, ``match`` on the type of a size, and what is a
+parameter's own; a model that asks for one of the last three is found out by `hetpipe_compiler.frontend.eager_check`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
-from unittest import mock
 
 import torch
 import torch._dynamo.external_utils
@@ -53,28 +51,17 @@ class EagerAnswers:
     @contextlib.contextmanager
     def given(self, step: torch.nn.Module) -> Iterator[None]:
         """The rules, while export looks at ``step``."""
-        modules = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
-        stand_ins = {id(real): (real, self._answer(real)) for real in _questions()}
-        held = [
-            (vars(module), name, value)
-            for module in modules
-            for name, value in list(vars(module).items())
-            if id(value) in stand_ins and stand_ins[id(value)][0] is value
-        ]
         packages = _packages(step)
-        files = [vars(m) for m in modules if self._is_of_model(m, packages)]
+        files = [vars(m) for m in _modules() if self._is_of_model(m, packages)]
         shadows: dict[str, Any] = {"type": _Type, "isinstance": _isinstance}
         shadowed = [(file, name) for file in files for name in shadows if name not in file]
         try:
-            for holder, name, value in held:
-                holder[name] = stand_ins[id(value)][1]
             for file, name in shadowed:
                 file[name] = shadows[name]
-            with no_gradients_in_eval_mode(step):
+            answers = {real: self._answer(real) for real in _questions()}
+            with _in_place_of(answers), no_gradients_in_eval_mode(step):
                 yield
         finally:
-            for holder, name, value in held:
-                holder[name] = value
             for file, name in shadowed:
                 file.pop(name, None)
 
@@ -107,14 +94,37 @@ class EagerAnswers:
 
 @contextlib.contextmanager
 def no_gradients_in_eval_mode(step: torch.nn.Module) -> Iterator[None]:
-    """The third rule."""
+    """While ``step`` runs in eval mode ``torch.is_grad_enabled()`` says False to all but torch's own code."""
     real = torch.is_grad_enabled
 
     def answer() -> bool:
-        return real() and (step.training or is_internal(sys._getframe(1).f_code.co_filename))
+        return real() and is_internal(sys._getframe(1).f_code.co_filename)
 
-    with mock.patch.object(torch, "is_grad_enabled", answer):
+    with _in_place_of({} if step.training else {real: answer}):
         yield
+
+
+@contextlib.contextmanager
+def _in_place_of(stand_ins: dict[Any, Any]) -> Iterator[None]:
+    """Put functions in the place of others, by whatever name a loaded module has them."""
+    by_id = {id(real): real for real in stand_ins}
+    held = [
+        (vars(module), name, value)
+        for module in (_modules() if stand_ins else ())
+        for name, value in list(vars(module).items())
+        if by_id.get(id(value), by_id) is value
+    ]
+    try:
+        for holder, name, value in held:
+            holder[name] = stand_ins[value]
+        yield
+    finally:
+        for holder, name, value in held:
+            holder[name] = value
+
+
+def _modules() -> list[ModuleType]:
+    return [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
 
 
 def _packages(step: torch.nn.Module) -> set[str]:

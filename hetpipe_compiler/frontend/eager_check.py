@@ -23,13 +23,14 @@ from torch import fx
 from torch.export import ExportedProgram
 
 from hetpipe_compiler.errors import WorkloadError
+from hetpipe_compiler.frontend.checkpointing import followed_checkpoints
 from hetpipe_compiler.frontend.dataflow import Call, Dataflow, Numbers
 from hetpipe_compiler.frontend.eager_answers import no_gradients_in_eval_mode
-from hetpipe_compiler.frontend.own_gradients import derived_by_autograd, line_of
+from hetpipe_compiler.frontend.own_gradients import derived_by_autograd
 from hetpipe_compiler.frontend.python_state import PythonState
 from hetpipe_compiler.frontend.regions import autocast_on_cpu, contexts_of, enter
 from hetpipe_compiler.frontend.training_step import TrainingStep
-from hetpipe_compiler.user_code import USER_ERRORS, first_line
+from hetpipe_compiler.user_code import USER_ERRORS, first_line, line_of
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,8 @@ class EagerCheck:
         size = others[0].shape[0]
         try:
             difference = self._difference(graph_module, others)
+        except CapturedOtherwiseError as error:
+            return error.message
         except USER_ERRORS as error:
             return f"the model raises at batch size {size}: {first_line(error)}"
         if difference is None:
@@ -154,7 +157,11 @@ class EagerCheck:
             dataflow.name(name, tensor)
         with _left_as_it_was(self._step), autocast_on_cpu(), _saving_nothing(), dataflow.followed():
             if graph_module is None:
-                with derived_by_autograd(), no_gradients_in_eval_mode(self._step):
+                with (
+                    derived_by_autograd(),
+                    followed_checkpoints(self._step, self._path),
+                    no_gradients_in_eval_mode(self._step),
+                ):
                     loss = self._step(*given)
                 _write_assigned(held, dict(_held(self._step)))
             else:
@@ -254,7 +261,7 @@ def _left_as_it_was(step: TrainingStep) -> Iterator[None]:
         t for t in state.values.values() if isinstance(t, torch.Tensor) and not t.is_meta and not t.is_inference()
     ]
     values = [(t, t._version, t.clone()) for t in tensors]
-    leaves = [t for t in step.buffers() if t.is_leaf and not t._is_view()]
+    leaves = [t for t in step.buffers() if t.is_leaf and not t.requires_grad and not t._is_view()]
     try:
         with torch.random.fork_rng(devices=[]):
             yield

@@ -22,6 +22,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from hetpipe_compiler.errors import WorkloadError
 from hetpipe_compiler.frontend.batch_guards import condition_on_batch
 from hetpipe_compiler.frontend.call_to_call import Observed, ObservedStep, refuse_state
+from hetpipe_compiler.frontend.checkpointing import followed_checkpoints
 from hetpipe_compiler.frontend.eager_answers import EagerAnswers
 from hetpipe_compiler.frontend.frozen_calls import watched_calls
 from hetpipe_compiler.frontend.gradient_hooks import refusing_hooks
@@ -78,12 +79,18 @@ def export_step(
 def _export_step(
     step: TrainingStep, tensors: tuple[torch.Tensor, ...], path: Path, fixed: str | None
 ) -> tuple[ExportedProgram, str | None]:
-    observed, gradients, moments = Observed(), OwnGradients(path, step), Moments(path)
+    observed, gradients, moments = Observed(), OwnGradients(path), Moments(path)
 
     def export(step: TrainingStep, tensors: tuple[torch.Tensor, ...]) -> tuple[ExportedProgram, str | None]:
         return _export(step, tensors, fixed)
 
-    with gradients.watched(), refusing_hooks(path), watched_calls(path), loss_lines(step.loss):
+    with (
+        gradients.watched(),
+        followed_checkpoints(step, path),
+        refusing_hooks(path),
+        watched_calls(path),
+        loss_lines(step.loss),
+    ):
         with moments.watched(step):
             program, note = export(ObservedStep(step, observed, path), tensors)
         with moments.returning(step):

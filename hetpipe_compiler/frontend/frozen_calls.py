@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from hetpipe_compiler.errors import WorkloadError
-from hetpipe_compiler.frontend.own_gradients import line_of
 from hetpipe_compiler.ir.source import is_internal
+from hetpipe_compiler.user_code import line_of
 
-#: Which `torch.autocast` calls itself.
+#: What `torch.autocast` calls itself; called by a model, export would not see it.
 _AUTOCAST_SWITCHES = (
     "set_autocast_enabled",
     "set_autocast_dtype",

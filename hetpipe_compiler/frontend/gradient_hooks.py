@@ -11,8 +11,9 @@ from unittest import mock
 
 import torch
 
-from hetpipe_compiler.frontend.own_gradients import line_of, refusal
+from hetpipe_compiler.frontend.own_gradients import refusal
 from hetpipe_compiler.ir.source import is_internal
+from hetpipe_compiler.user_code import line_of
 
 _OF_MODULES = ("register_backward_hook", "register_full_backward_hook", "register_full_backward_pre_hook")
 _OF_NODES = ("register_hook", "register_prehook")

@@ -30,9 +30,9 @@ from torch._subclasses import FakeTensor
 from torch.export import ExportedProgram
 
 from hetpipe_compiler.errors import WorkloadError
-from hetpipe_compiler.frontend.own_gradients import line_of
 from hetpipe_compiler.frontend.regions import text_with_regions
 from hetpipe_compiler.ir.source import is_internal, is_pythons_own, short_path
+from hetpipe_compiler.user_code import line_of
 
 #: 401 days, 12 hours, a minute, a second and a nanosecond: moves every digit, and what is odd or even.
 _STEP_NS = ((401 * 24 + 12) * 3600 + 61) * 10**9 + 1

@@ -155,13 +155,11 @@ def test_drawing_is_given_up_after_the_time_limit(tmp_path: Path, monkeypatch: p
 
 
 def test_dot_is_asked_for_the_right_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_dot(tmp_path, 'echo "$@" > "$3"')
+    fake_dot(tmp_path, 'echo "$@"')
     monkeypatch.setenv("PATH", str(tmp_path))
     draw(tmp_path / "p.dot", tmp_path / "picture", "png")
     assert (tmp_path / "picture").read_text().split() == [
         "-Tpng",
-        "-o",
-        str(tmp_path / ".picture.new"),
         str(tmp_path / "p.dot"),
     ]
 

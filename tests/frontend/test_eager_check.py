@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_net import captured, factors, line_of
+from small_net import captured, compared, factors, line_of
 from torch import fx
 
 from hetpipe_compiler.errors import WorkloadError
@@ -72,7 +72,7 @@ def test_other_gradients_are_refused(tmp_path: Path) -> None:
 def test_whether_casts_are_cached_is_no_difference(body: str, cached: bool, tmp_path: Path) -> None:
     region = f"with torch.autocast(x.device.type, dtype=torch.bfloat16, cache_enabled={cached}):\n"
     text = region + "".join(f"    {line}\n" for line in body.splitlines())
-    assert captured(tmp_path, f"{text}h = (k + g.clone()).float()").dynamic_batch
+    assert compared(tmp_path, f"{text}h = (k + g.clone()).float()")
 
 
 _DOUBLED = """class Doubled(torch.autograd.Function):
@@ -92,14 +92,7 @@ _DOUBLED = """class Doubled(torch.autograd.Function):
 def test_a_function_of_the_users_own_has_its_forwards_gradients(apart: bool, tmp_path: Path) -> None:
     setup = "@staticmethod\n    def setup_context(ctx, inputs, output): pass" if apart else ""
     top = "import torch\n" + _DOUBLED.format(arguments="x" if apart else "ctx, x", setup=setup)
-    assert captured(tmp_path, "h = h + Doubled.apply(h)", top).dynamic_batch
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointing_is_no_difference(reentrant: bool, tmp_path: Path) -> None:
-    top = "from torch.utils.checkpoint import checkpoint"
-    body = f"h = checkpoint(lambda t: self.b(t).relu() + t, h, use_reentrant={reentrant})"
-    assert captured(tmp_path, body, top).dynamic_batch
+    assert compared(tmp_path, "h = h + Doubled.apply(h)", top)
 
 
 @pytest.mark.parametrize("evaluation", [False, True])
@@ -178,21 +171,15 @@ ALIKE = (
 
 
 @pytest.mark.parametrize("body", ALIKE)
-def test_what_is_only_written_otherwise_passes(body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compared: list[bool] = []
-    check = capture.EagerCheck.check
-
-    def noted(self: capture.EagerCheck, *args: object) -> bool:
-        compared.append(check(self, *args))  # type: ignore[arg-type]
-        return compared[-1]
-
-    monkeypatch.setattr(capture.EagerCheck, "check", noted)
+def test_what_is_only_written_otherwise_passes(body: str, tmp_path: Path) -> None:
     init = "self.register_buffer('count', torch.zeros(())); self.late = torch.linspace(0, 1, 8)"
-    found = captured(tmp_path, body, init=init, evaluation=True)
-    assert compared
-    assert all(compared)
+    (found,) = compared(tmp_path, body, init=init, evaluation=True)
     assert found.dynamic_batch
     assert found.in_eval is not None
+
+
+def test_a_buffer_that_wants_gradients_keeps_doing_so(tmp_path: Path) -> None:
+    assert compared(tmp_path, "h = h * self.m", init="self.register_buffer('m', torch.ones(8, requires_grad=True))")
 
 
 def test_a_kind_that_only_tensors_without_values_have_is_looked_at_on_real_ones(tmp_path: Path) -> None:

@@ -24,8 +24,18 @@ def test_switching_training_off_and_on_is_refused(name: str, tmp_path: Path) -> 
     assert str(caught.value.where).endswith(line_of(tmp_path, SWITCHES[name]))
 
 
-def test_switching_autocast_other_than_by_a_region_is_refused(tmp_path: Path) -> None:
-    body = "torch.set_autocast_enabled('cpu', True); h = self.b(h); torch.set_autocast_enabled('cpu', False)"
+@pytest.mark.parametrize(
+    "switch",
+    [
+        "set_autocast_enabled('cpu', True)",
+        "set_autocast_dtype('cpu', torch.float16)",
+        "set_autocast_cpu_enabled(True)",
+        "set_autocast_cpu_dtype(torch.float16)",
+        "set_autocast_gpu_dtype(torch.bfloat16)",
+    ],
+)
+def test_switching_autocast_other_than_by_a_region_is_refused(switch: str, tmp_path: Path) -> None:
+    body = f"torch.{switch}; h = self.b(h)"
     with pytest.raises(WorkloadError, match="switches autocast") as caught:
         captured(tmp_path, body)
     assert caught.value.code == "HP112"
