@@ -25,7 +25,7 @@ ONE_F_ONE_B = InFlightRule(1.0)
 
 def space_of(chain, cluster, objective="hetpipe", *, ordered=False):
     classes = device_classes(Group(cluster.devices, ordered), cluster, chain)
-    return search(chain, classes, MemoryRule(chain.optimizer_factor), overlapped=objective == "overlapped").graph
+    return search(chain, classes, MemoryRule.of(chain), overlapped=objective == "overlapped").graph
 
 
 @settings(max_examples=40, deadline=None)
