@@ -19,6 +19,7 @@ from hetpipe_compiler.frontend.capture import capture
 from hetpipe_compiler.frontend.construct import build_real
 from hetpipe_compiler.frontend.load import LoadedWorkload, load_workload
 from hetpipe_compiler.frontend.profiled_graph import chain_graph
+from hetpipe_compiler.garbage import seldom_cyclic_garbage
 from hetpipe_compiler.ir.cluster import Cluster
 from hetpipe_compiler.ir.plan import Plan, WorkloadRef
 from hetpipe_compiler.ir.profile_file import Profile
@@ -35,6 +36,7 @@ from hetpipe_compiler.planning_steps import PlanningSteps
 from hetpipe_compiler.verification.verify import Verification, Verifier
 
 
+@seldom_cyclic_garbage()
 def compile(
     model: str | Path,
     cluster: str | Path | Cluster,

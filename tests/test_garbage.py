@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from hetpipe_compiler.garbage import no_cyclic_garbage
+from hetpipe_compiler.garbage import no_cyclic_garbage, seldom_cyclic_garbage
 
 
 def test_off_inside_and_as_before_outside():
@@ -20,3 +20,14 @@ def test_off_inside_and_as_before_outside():
     with pytest.raises(KeyError), no_cyclic_garbage():
         raise KeyError
     assert gc.isenabled()
+
+
+def test_the_search_is_as_often_as_before_behind_it() -> None:
+    before = gc.get_threshold()
+    with seldom_cyclic_garbage():
+        assert gc.isenabled()
+        assert gc.get_threshold()[0] > before[0]
+    assert gc.get_threshold() == before
+    with pytest.raises(KeyError), seldom_cyclic_garbage():
+        raise KeyError
+    assert gc.get_threshold() == before

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeAlias
@@ -20,6 +20,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hetpipe_compiler.frontend.meta_results import MetaResults
 from hetpipe_compiler.frontend.remembered_numbers import draws
 from hetpipe_compiler.frontend.said_devices import saying_devices
 from hetpipe_compiler.ir.storage import storage_of
@@ -34,6 +35,8 @@ _COPIES = {_aten.clone.default, _aten._to_copy.default, _aten.lift_fresh.default
 _ASKS = {_aten._local_scalar_dense.default, _aten.equal.default}
 #: Operators that write another tensor, or a number, into one.
 _FILLS = {_aten.copy_.default, _aten.fill_.Tensor, _aten.fill_.Scalar}
+#: Unlike ``tensor.is_meta`` it says the truth also while `saying_devices`.
+_is_meta: Callable[[torch.Tensor], bool] = vars(torch._C.TensorBase)["is_meta"].__get__
 _META, _CPU = torch.device("meta"), torch.device("cpu")
 
 
@@ -103,6 +106,7 @@ class Dataflow:
     on_watched: Any = None
     made_by: dict[int, Call] = field(default_factory=dict)
     asks_values: bool = False
+    _results: MetaResults = field(default_factory=MetaResults)
     _drawn: Counter[int] = field(default_factory=Counter)
     _memories: dict[int, _Memory] = field(default_factory=dict)
     _leaves: set[int] = field(default_factory=set)
@@ -135,40 +139,48 @@ class Dataflow:
         if self._count == self.watch:
             self.on_watched()
         tensors = [*_tensors_in(args), *_tensors_in(kwargs.values())]
-        key = self._key(func, args, kwargs)
-        constant = all(self._memory(t).constant for t in tensors) and not draws(func)
-        derived = any(self._is_derived(t) for t in tensors)
+        memories = [self._memory(t) for t in tensors]
+        derived = {id(t) for t in tensors if self._is_derived(t)}
+        key = self._key(func, args, kwargs, derived)
+        constant = all(memory.constant for memory in memories) and not draws(func)
         self.asks_values |= func in _ASKS and not constant
-        call = Call(self._count, str(func), tuple(self._memory(t).content for t in tensors))
+        call = Call(self._count, str(func), tuple(memory.content for memory in memories))
         self._count += 1
         written = _written(func, args, kwargs)
         copied = self.value(tensors[0]) if func in _COPIES else None
         if self.on_meta:
             args, kwargs = self._brought_to_meta(func, args, kwargs, tensors)
-        out = func(*args, **kwargs)
+            given = [*_tensors_in(args), *_tensors_in(kwargs.values())]
+            on_meta = all(_is_meta(t) for t in given)
+            out = self._results.of(func, args, kwargs, given) if on_meta else func(*args, **kwargs)
+        else:
+            out = func(*args, **kwargs)
         for n, tensor in enumerate(written):
             source = args[1] if func in _FILLS else None
             self._write(tensor, source, self.numbers.of("written", key, n), constant, call)
-            self._memory(tensor).derived |= derived
+            self._memory(tensor).derived |= bool(derived)
         for n, tensor in enumerate(_tensors_in((out,))):
-            if not self._knows(tensor):
-                if self.on_meta and not tensor.is_meta:
+            if storage_of(tensor) not in self._memories:
+                if self.on_meta and not _is_meta(tensor):
                     self._memory(tensor)  # of constants
                     continue
                 content = self.numbers.of("made", key, n)
                 if copied is not None and tensor.dtype == tensors[0].dtype:
                     content = copied
                 self._memories[storage_of(tensor)] = _Memory(
-                    _reference(tensor), content, _shape(tensor), constant, derived
+                    _reference(tensor), content, _shape(tensor), constant, bool(derived)
                 )
                 self.made_by.setdefault(content, call)
         return out
 
-    def _key(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        if func in _FILLS and (number := self._number(args[1])) is not None:
+    def _key(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], derived: set[int]) -> int:
+        """``derived``: the arguments, by id, through which gradients flow."""
+        # Whether a copy has a gradient is told where the copy is read.
+        told = derived if self.numbers.gradients and func not in _COPIES else set()
+        if func in _FILLS and (number := self._number(args[1], told)) is not None:
             # ``tensor[...] = 1`` is one or the other, by the device.
-            return self.numbers.of("filled", self._told(args[0]), number)
-        key = self.numbers.of(func, self._told(args, func), self._told(tuple(sorted(kwargs.items())), func))
+            return self.numbers.of("filled", self._told(args[0], told), number)
+        key = self.numbers.of(func, self._told(args, told), self._told(tuple(sorted(kwargs.items())), told))
         if draws(func):
             self._drawn[key] += 1
             key = self.numbers.of("drawn", key, self._drawn[key])
@@ -186,24 +198,22 @@ class Dataflow:
         memory.content, memory.constant = content, constant
         self.made_by.setdefault(content, call)
 
-    def _number(self, value: Any) -> Any:
+    def _number(self, value: Any, derived: set[int]) -> Any:
         """What tells one number, or the same one for all elements, of whatever type; None for other values."""
         if not isinstance(value, torch.Tensor):
             return repr(complex(value))
         if value.untyped_storage().nbytes() != value.element_size():
-            return self._told(value) if value.dim() == 0 else None
+            return self._told(value, derived) if value.dim() == 0 else None
         memory = self._memory(value)
-        known = memory.constant and memory.stand_in is None and not value.is_meta
-        return repr(complex(value.reshape(-1)[0].item())) if known else self._told(value)
+        known = memory.constant and memory.stand_in is None and not _is_meta(value)
+        return repr(complex(value.reshape(-1)[0].item())) if known else self._told(value, derived)
 
-    def _told(self, value: Any, func: Any = None) -> Any:
-        """An argument, as part of a number: where it is computed is no part of what is computed, and NaN is NaN. Nor is
-        whether a copy has a gradient: that is told where the copy is read."""
+    def _told(self, value: Any, derived: set[int]) -> Any:
+        """An argument, as part of a number: where it is computed is no part of what is computed, and NaN is NaN."""
         if isinstance(value, torch.Tensor):
-            told = self.numbers.gradients and func not in _COPIES
-            return "value", self.value(value), told and self._is_derived(value)
+            return "value", self.value(value), id(value) in derived
         if isinstance(value, (tuple, list)):
-            return tuple(self._told(part, func) for part in value)
+            return tuple(self._told(part, derived) for part in value)
         return "" if isinstance(value, torch.device) else repr(value)
 
     def _is_derived(self, tensor: torch.Tensor) -> bool:
@@ -213,26 +223,22 @@ class Dataflow:
         # A leaf that the model makes is a constant: nobody reads its gradient.
         return self._memory(tensor).derived and (not root.is_leaf or id(root) in self._leaves)
 
-    def _knows(self, tensor: torch.Tensor) -> bool:
-        return storage_of(tensor) in self._memories
-
     def _memory(self, tensor: torch.Tensor) -> _Memory:
-        if not self._knows(tensor):
-            self._remember(tensor, True, "constant", *_bits(tensor))
-        return self._memories[storage_of(tensor)]
+        known = self._memories.get(storage_of(tensor))
+        return known if known is not None else self._remember(tensor, True, "constant", *_bits(tensor))
 
-    def _remember(self, tensor: torch.Tensor, constant: bool, *key: Any) -> None:
-        content = self.numbers.of(*key)
-        self._memories.setdefault(storage_of(tensor), _Memory(_reference(tensor), content, _shape(tensor), constant))
+    def _remember(self, tensor: torch.Tensor, constant: bool, *key: Any) -> _Memory:
+        new = _Memory(_reference(tensor), self.numbers.of(*key), _shape(tensor), constant)
+        return self._memories.setdefault(storage_of(tensor), new)
 
     def _brought_to_meta(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments on the meta device, unless all are constants that have values."""
-        real = [t for t in tensors if not t.is_meta and self._memory(t).stand_in is None]
+        real = [t for t in tensors if not _is_meta(t) and self._memory(t).stand_in is None]
         if tensors and len(real) == len(tensors):
             return args, kwargs
-        if not all(t.is_meta for t in tensors):
+        if not all(_is_meta(t) for t in tensors):
             args, kwargs = pytree.tree_map_only(torch.Tensor, self._on_meta, (args, kwargs))
         if func is _aten.scalar_tensor.default:
             return args, {**kwargs, "device": _CPU}
@@ -241,7 +247,7 @@ class Dataflow:
         return args, kwargs
 
     def _on_meta(self, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.is_meta:
+        if _is_meta(tensor):
             return tensor
         memory = self._memory(tensor)
         if memory.stand_in is None:
@@ -297,7 +303,7 @@ def _shape(tensor: torch.Tensor) -> _Shape:
 def _bits(tensor: torch.Tensor) -> tuple[Any, ...]:
     """What tells a constant from others: its shape, and its values where it has some."""
     values = b""
-    if not tensor.is_meta:
+    if not _is_meta(tensor):
         with torch._C._DisableTorchDispatch():
             bits = tensor.detach().resolve_conj().resolve_neg().reshape(-1).contiguous().view(torch.uint8)
             values = hashlib.sha256(bits.numpy().tobytes()).digest()

@@ -131,13 +131,19 @@ class EagerCheck:
         if made == captured or eager.asks_values:  # what a library asks that knows export goes on to the same result
             return None
         call = _first_call_of_one(eager, [n for n, m in zip(made, captured, strict=True) if n != m], graph)
-        numbers = Numbers(gradients=False)
-        of_gradients = self._run(numbers, tensors)[1] == self._run(numbers, tensors, graph_module)[1]
+        of_gradients = self._has_the_same_values(graph_module, tensors)
         if call is None:
             return Difference("", str(self._path), of_gradients)
+        return Difference(call.operator, self._line_of(call, tensors), of_gradients)
+
+    def _has_the_same_values(self, graph_module: fx.GraphModule, tensors: tuple[torch.Tensor, ...]) -> bool:
+        numbers = Numbers(gradients=False)
+        return self._run(numbers, tensors)[1] == self._run(numbers, tensors, graph_module)[1]
+
+    def _line_of(self, call: Call, tensors: tuple[torch.Tensor, ...]) -> str:
         place: list[str] = []
         self._run(Numbers(), tensors, watch=call.at, on_watched=lambda: place.append(line_of(self._path)))
-        return Difference(call.operator, place[0] if place else str(self._path), of_gradients)
+        return place[0] if place else str(self._path)
 
     def _run(
         self,
