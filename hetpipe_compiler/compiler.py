@@ -65,10 +65,10 @@ def compile(
     if is_graph_file(model):
         refuse_options(Path(model), ["settings"] if settings else [])
         return compile_graph(Path(model), cluster, out, options)
-    options.on_start("load")
-    loaded = load_workload(Path(model), settings)
-    compilation = Compilation(cluster)
     pipeline = Pipeline(options.dump_after, options.on_dump, options.on_start)
+    with pipeline.timed("load"):
+        loaded = load_workload(Path(model), settings)
+    compilation = Compilation(cluster)
     # What is wrong with a partitioner, a policy or a profile is told before the model is traced.
     steps = PlanningSteps(options)
     for step in steps.first:

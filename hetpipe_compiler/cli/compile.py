@@ -263,7 +263,7 @@ def _say(result: CompileResult, json: bool, time_passes: bool) -> None:
         print(result.explanation, file=sys.stderr if json else sys.stdout)
     if time_passes:
         for name, seconds in result.seconds.items():
-            errors.print(f"{name:14} {seconds:8.3f} s", highlight=False)
+            errors.print(f"{name:16} {seconds:8.3f} s", highlight=False)
 
 
 def main() -> Any:

@@ -201,10 +201,11 @@ def test_json_is_the_plan_and_nothing_else(tmp_path: Path) -> None:
     assert result.stdout == (folder / "out" / "plan.json").read_text()
     assert json.loads(result.stdout)["virtual_workers"]
     assert "workload() says hello" in result.stderr
+    assert "\nload              " in result.stderr
     for name in PASSES:
         (at,) = (i for i, line in enumerate(result.stderr.splitlines()) if line == f"--- {name} ---")
         assert result.stderr.splitlines()[at + 1].strip()
-        assert f"\n{name:14} " in result.stderr
+        assert f"\n{name:16} " in result.stderr
 
 
 def test_tables_and_where_the_plan_is(tmp_path: Path, run: Callable[..., Ended]) -> None:
