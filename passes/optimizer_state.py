@@ -60,25 +60,28 @@ def optimizer_memory(make: Make, parameters: Mapping[str, torch.Tensor]) -> Opti
 
 
 def _measured(make: Make, parameters: Mapping[str, torch.nn.Parameter]) -> OptimizerMemory:
-    sizes = [p.numel() * p.element_size() for p in parameters.values()]
-    loop, step = _stepped(make, parameters, at_once=False), _stepped(make, parameters, at_once=True)
-    return OptimizerMemory(loop[0] / max(1, sum(sizes)), step[1] / max(1, sum(sizes)), loop[1] / max(1, *sizes))
-
-
-def _stepped(make: Make, parameters: Mapping[str, torch.nn.Parameter], *, at_once: bool) -> tuple[int, int]:
-    """Bytes of state after a step, and bytes that a second one has alive for a moment."""
     optimizer = make_optimizer(make, parameters)
-    if at_once:
-        for group in optimizer.param_groups:
-            if "foreach" in group and group["foreach"] is None and not group.get("fused"):
-                group["foreach"] = True
     for parameter in parameters.values():
         parameter.grad = torch.zeros_like(parameter)
+    left_open = [g for g in optimizer.param_groups if "foreach" in g and g["foreach"] is None and not g.get("fused")]
+    for group in left_open:
+        group["foreach"] = True
     optimizer.step()
     # Step counters stay on the host and weigh nothing beside the rest.
     tensors = [
         t for state in optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor) and t.dim()
     ]
+    at_once = _alive_in_a_step(optimizer)
+    for group in left_open:
+        group["foreach"] = None
+    one_by_one = _alive_in_a_step(optimizer)
+    sizes = [p.numel() * p.element_size() for p in parameters.values()]
+    state = sum(t.numel() * t.element_size() for t in tensors)
+    return OptimizerMemory(state / max(1, sum(sizes)), at_once / max(1, sum(sizes)), one_by_one / max(1, *sizes))
+
+
+def _alive_in_a_step(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes that a step has alive for a moment."""
     with LiveBytesMode() as mode:
         optimizer.step()
-    return sum(t.numel() * t.element_size() for t in tensors), mode.live.peak
+    return mode.live.peak
