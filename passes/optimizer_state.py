@@ -82,6 +82,7 @@ def _measured(make: Make, parameters: Mapping[str, torch.nn.Parameter]) -> Optim
 
 def _alive_in_a_step(optimizer: torch.optim.Optimizer) -> int:
     """Bytes that a step has alive for a moment."""
-    with LiveBytesMode() as mode:
+    mode = LiveBytesMode()
+    with mode:
         optimizer.step()
     return mode.live.peak
