@@ -5,8 +5,8 @@
 2. Then all closed sets of the block graph, where their number is within `MAX_SETS`. Where there are more: those that
    differ from the chain's order within a band, and then all of the graph whose lightest blocks are merged with others,
    as few as bring their number within `MAX_SETS` (`light_nodes`). These may better what is held but prove nothing; a
-   bound comes from the same blocks left out. While that is further than `TOLERANCE` from what is held, bands around its
-   order follow.
+   bound comes from the same blocks left out. Where that is as near to what is held as bounds are ever brought (`NEAR`),
+   none is searched; while it is further than `TOLERANCE`, bands around the order of what is held follow.
 3. A relaxation (`relaxation`) tells caps below which there is nothing from caps that may allow a plan: bisection brings
    the two close together, and the lower one is a proven bound.
 4. A sweep looks for a plan below a cap only, and is the faster the lower the cap. Caps rise from the one the relaxation
@@ -34,7 +34,7 @@ from hetpipe_compiler.passes.device_classes import DeviceClasses, tails
 from hetpipe_compiler.passes.in_flight import InFlightRule
 from hetpipe_compiler.passes.light_nodes import over_the_fastest_link
 from hetpipe_compiler.passes.orders import MAX_SETS, Orders, chain_orders
-from hetpipe_compiler.passes.proven_bound import bracket
+from hetpipe_compiler.passes.proven_bound import NEAR, bracket
 from hetpipe_compiler.passes.stage_memory import MemoryRule, Recompute, recomputes, reserve_bytes, total_bytes
 from hetpipe_compiler.passes.stage_sums import StageSums, stage_sums
 
@@ -250,7 +250,7 @@ class Search:
             proven, budget = max(proven, below), budget - work
         spaces = [band] if self.merged is None else [band, self.merged]
         bands = 0
-        while spaces and least > proven * (1 + ROUNDING):
+        while spaces and least > proven * (1 + NEAR):
             reached, cut, work = _below(spaces.pop(0), nm, rule, least, budget)
             budget -= work
             if cut is not None:

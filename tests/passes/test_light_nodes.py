@@ -15,7 +15,7 @@ from planner_cases import chain_of, chains, cluster_of, clusters, kind
 from hetpipe_compiler.errors import PlanningError
 from hetpipe_compiler.ir.blocks import CrossingValue
 from hetpipe_compiler.ir.cluster import Link
-from hetpipe_compiler.passes import orders
+from hetpipe_compiler.passes import orders, partition_search
 from hetpipe_compiler.passes.allocate import Group
 from hetpipe_compiler.passes.block_graph import block_graph
 from hetpipe_compiler.passes.closed_sets import closed_sets
@@ -109,6 +109,17 @@ def test_a_graph_with_too_many_closed_sets_is_bounded_closely():
     assert bounded.lower_bound_ms <= exact.bottleneck_ms <= bounded.bottleneck_ms
     assert 0 < bounded.gap < 0.01
     assert bounded.bottleneck_ms < exact.bottleneck_ms * 1.005
+
+
+def test_what_is_held_within_the_bounds_own_nearness_is_not_searched_for(monkeypatch):
+    """One block decides: the chain's own order comes within 0.02 % of what any order must take."""
+    chain = replace(ladder(6), ends_fixed=True)
+    heavy = chain_of({"k": [0.001, *[0.003] * 3, 50.0, *[0.003] * 3]}, values=chain.values)
+    cluster = cluster_of([[kind("k")] * 3], LINK, LINK)
+    options = {"nm": 1, "in_flight_rule": InFlightRule(1.0), "max_sets": 20}
+    monkeypatch.setattr(partition_search, "_below", None)  # calling it raises
+    found = partition(heavy, Group(cluster.devices), cluster, **options)
+    assert 0 < found.gap < 5e-4
 
 
 @pytest.mark.parametrize(
