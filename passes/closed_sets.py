@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import numba
 import numpy as np
 
 from hetpipe_compiler.ir.blocks import FloatArray
 from hetpipe_compiler.passes.block_graph import BlockGraph
+from hetpipe_compiler.passes.cached_kernel import cached_kernel
 from hetpipe_compiler.passes.kernels.arrays import Int32Array, IntArray, WordArray
 
 #: Integers or floating point numbers.
@@ -48,8 +48,7 @@ class ClosedSets:
 
     def sums(self, rows: Numbers) -> Numbers:
         """``[row, set]``: the sum over the set's nodes of ``rows[row, node]``."""
-        sums: Numbers = _sums(self.parent, self.added, rows)
-        return sums
+        return _sums(self.parent, self.added, rows)
 
     def reordered(self, order: IntArray) -> ClosedSets:
         """The same sets, set ``order[i]`` now being set i."""
@@ -100,17 +99,17 @@ def widest_band(graph: BlockGraph, limit: int) -> ClosedSets:
     return best
 
 
-@numba.njit(cache=True)
-def _sums(parent: Int32Array, added: Int32Array, rows: Any) -> Any:
-    """Each set's parent comes before it. (mypy takes no type variable behind ``njit``.)"""
-    sums = np.zeros((rows.shape[0], parent.shape[0]), dtype=rows.dtype)
+@cached_kernel
+def _sums(parent: Int32Array, added: Int32Array, rows: Numbers) -> Numbers:
+    """Each set's parent comes before it."""
+    sums: Numbers = np.zeros((rows.shape[0], parent.shape[0]), dtype=rows.dtype)
     for index in range(1, parent.shape[0]):
         for row in range(rows.shape[0]):
             sums[row, index] = sums[row, parent[index]] + rows[row, added[index]]
     return sums
 
 
-@numba.njit(cache=True)
+@cached_kernel
 def _holds_all(words: WordArray, nodes: IntArray) -> bool:
     for node in nodes:  # noqa: SIM110 (numba)
         if not (words[node >> 6] >> np.uint64(node & 63)) & np.uint64(1):
@@ -118,7 +117,7 @@ def _holds_all(words: WordArray, nodes: IntArray) -> bool:
     return True
 
 
-@numba.njit(cache=True)
+@cached_kernel
 def _first_missing(words: WordArray) -> int:
     at = 0
     while at < 64 * words.shape[0] and (words[at >> 6] >> np.uint64(at & 63)) & np.uint64(1):
@@ -126,7 +125,7 @@ def _first_missing(words: WordArray) -> int:
     return at
 
 
-@numba.njit(cache=True)
+@cached_kernel
 def _find(table: Int32Array, hashes: WordArray, sets: WordArray, key: np.uint64, words: WordArray) -> int:
     """Where in ``table`` the set ``words`` is, or the free place where it belongs."""
     mask = np.uint64(len(table) - 1)
@@ -145,7 +144,7 @@ def _find(table: Int32Array, hashes: WordArray, sets: WordArray, key: np.uint64,
     return int(at)
 
 
-@numba.njit(cache=True)
+@cached_kernel
 def _rehash(size: int, hashes: WordArray, count: int) -> Int32Array:
     table = np.full(size, -1, dtype=np.int32)
     mask = np.uint64(size - 1)
@@ -157,7 +156,7 @@ def _rehash(size: int, hashes: WordArray, count: int) -> Int32Array:
     return table
 
 
-@numba.njit(cache=True)
+@cached_kernel
 def _longer(array: Any) -> Any:
     """Twice as many entries, or rows."""
     longer = np.zeros((2 * len(array),) + array.shape[1:], dtype=array.dtype)  # noqa: RUF005 (numba)
@@ -165,7 +164,7 @@ def _longer(array: Any) -> Any:
     return longer
 
 
-@numba.njit(cache=True)
+@cached_kernel
 def _enumerate(
     nodes: int,
     predecessor_starts: IntArray,

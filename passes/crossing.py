@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
 from hetpipe_compiler.ir.blocks import FloatArray
 from hetpipe_compiler.passes.block_graph import BlockGraph
+from hetpipe_compiler.passes.cached_kernel import cached_kernel
 from hetpipe_compiler.passes.closed_sets import ClosedSets
 from hetpipe_compiler.passes.kernels.arrays import Int32Array, IntArray, NodeArrays, WordArray
 
@@ -80,7 +80,7 @@ def _things_of_nodes(sets: ClosedSets, starts: IntArray, nodes: IntArray) -> tup
     return of_node, np.repeat(np.arange(len(starts) - 1), np.diff(starts))[np.argsort(nodes, kind="stable")]
 
 
-@numba.njit(cache=True)
+@cached_kernel
 def _count_inside(words: WordArray, nodes: IntArray) -> int:
     count = 0
     for node in nodes:
@@ -88,7 +88,7 @@ def _count_inside(words: WordArray, nodes: IntArray) -> int:
     return count
 
 
-@numba.njit(cache=True)
+@cached_kernel
 def _parted(
     parent: Int32Array,
     added: Int32Array,
@@ -121,7 +121,7 @@ def _parted(
     return row_starts, rows[:used].copy()
 
 
-@numba.njit(cache=True)
+@cached_kernel
 def _add_shared(
     parent: Int32Array,
     added: Int32Array,
@@ -142,7 +142,7 @@ def _add_shared(
                 sums[category[item], index] += n_bytes[item]
 
 
-@numba.njit(cache=True)
+@cached_kernel
 def _closure_sums(order: IntArray, starts: IntArray, neighbours: IntArray, node_ms: FloatArray) -> FloatArray:
     """Per class and node, the sum over the node and all that ``neighbours`` lead to; ``order`` has those first."""
     count = len(order)

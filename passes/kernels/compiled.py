@@ -13,25 +13,26 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numba
+from hetpipe_compiler.passes.cached_kernel import cached_kernel
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
 
 def compiled(function: _Function) -> _Function:
     """``function``, compiled at its first call."""
-    return _fresh(numba.njit(function, cache=True), function)
+    return _fresh(cached_kernel(function), function)
 
 
 def inlined(function: _Function) -> _Function:
     """The same, its body put into each caller."""
-    return _fresh(numba.njit(function, cache=True, inline="always"), function)
+    return _fresh(cached_kernel(function, inline="always"), function)
 
 
 def _fresh(kernel: Any, function: _Function) -> _Function:
     # numba compares this stamp (a file's time and size) with the one in the cache, and has no other hook for it.
-    index = kernel._cache._cache_file
-    index._source_stamp = (index._source_stamp, folder_digest(Path(function.__code__.co_filename).parent))
+    index = getattr(kernel._cache, "_cache_file", None)  # None: there is no place for a cache
+    if index is not None:
+        index._source_stamp = (index._source_stamp, folder_digest(Path(function.__code__.co_filename).parent))
     compiled_function: _Function = kernel
     return compiled_function
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from hetpipe_compiler.passes.cached_kernel import cached_kernel
 from hetpipe_compiler.passes.simulate.costs import FloatArray, PipelineCosts
 
 __all__ = ["PipelineCosts", "WaveExchange", "simulate_pipeline", "steady_period_ms"]
@@ -98,7 +98,7 @@ def _exchange(costs: PipelineCosts, exchange: WaveExchange | None) -> tuple[int,
     return exchange.nm, (exchange.staleness + 1) * exchange.nm, np.asarray(exchange.exchange_ms, dtype=np.float64)
 
 
-@njit(cache=True)
+@cached_kernel
 def _play(
     forward_ms: FloatArray,
     backward_ms: FloatArray,
@@ -141,7 +141,7 @@ def _play(
     return forward_end, backward_end
 
 
-@njit(cache=True)
+@cached_kernel
 def _edges(
     forward_ms: FloatArray,
     backward_ms: FloatArray,
@@ -181,7 +181,7 @@ def _edges(
     return tail[:n], head[:n], ms[:n], earlier[:n]
 
 
-@njit(cache=True)
+@cached_kernel
 def _longest_cycle(
     forward_ms: FloatArray,
     backward_ms: FloatArray,
