@@ -10,6 +10,7 @@ a wrong option (typer's usage errors)           2            usage
 Ctrl-C                                          130          interrupted
 nobody reads what is printed (``| head``)       141
 no room for what is printed (a full disk)       2            one error: HP444
+a file that the system refuses (`_REFUSALS`)    2            one error: HP412
 any other exception                             1            "this is a bug in hetpipe-compiler" and its traceback
 ==============================================  ===========  ====================================================
 """
@@ -25,6 +26,7 @@ import platform
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -32,6 +34,12 @@ if TYPE_CHECKING:
 
 from hetpipe_compiler.errors import ArtifactError, HetpipeError, WorkloadError
 from hetpipe_compiler.user_code import told, user_place
+
+#: Why the system does not let us use a file, whatever we do: no bug of ours.
+_REFUSALS = (
+    *(errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ELOOP),
+    *(errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE),
+)
 
 
 def single_command(function: Callable[..., Any]) -> typer.Typer:
@@ -47,6 +55,7 @@ def single_command(function: Callable[..., Any]) -> typer.Typer:
         """Here and not around typer, which has statuses of its own for some exceptions."""
         with _statuses():
             try:
+                _check_names(options)
                 return function(*args, **options)
             except (Exception, KeyboardInterrupt):
                 raise
@@ -93,14 +102,28 @@ def _statuses() -> Iterator[None]:
         _drop_stdout()
         raise SystemExit(141) from None
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            _drop_stdout()
-            place = str(error.filename) if error.filename else "output"
-            full = ArtifactError("HP444", f"cannot write: {error.strerror}", where=place, hint="make room there")
-            print(full, file=sys.stderr)
+        if isinstance(error, OSError) and error.errno in _REFUSALS:
+            if not error.filename:
+                _drop_stdout()
+            print(_refusal(error), file=sys.stderr)
             raise SystemExit(2) from None
         print(_bug_report(error), file=sys.stderr)
         raise SystemExit(1) from None
+
+
+def _refusal(error: OSError) -> ArtifactError:
+    if error.filename:
+        hint = "use another file or folder, or make that one usable"
+        return ArtifactError("HP412", f"the system refuses it: {error.strerror}", where=str(error.filename), hint=hint)
+    return ArtifactError("HP444", f"cannot write: {error.strerror}", where="output", hint="make room there")
+
+
+def _check_names(options: dict[str, Any]) -> None:
+    """Refuse a name that is not UTF-8, as what we write it into is (plan.json, run.json). Raises HP412."""
+    for value in options.values():
+        if isinstance(value, (str, Path)) and any("\ud800" <= letter <= "\udfff" for letter in str(value)):
+            hint = "rename it: UTF-8 is what plans are written in"
+            raise ArtifactError("HP412", "its name is not UTF-8", where=ascii(str(value)), hint=hint)
 
 
 def _drop_stdout() -> None:

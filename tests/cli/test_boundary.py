@@ -53,6 +53,23 @@ def test_a_bug_is_1_with_its_traceback(capsys: pytest.CaptureFixture[str]) -> No
     assert "in buggy" in err
 
 
+def test_a_file_that_the_system_refuses_is_no_bug(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "x" * 300
+    assert status(lambda: print(Path(name).is_file())) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"error[HP412]: {name}: the system refuses it: File name too long\n  next: ")
+    assert captured.err.count("\n") == 2
+
+
+def test_a_name_that_is_no_text_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def command(folder: Path) -> None:
+        raise AssertionError(folder)
+
+    monkeypatch.setattr(sys, "argv", ["hetpipe-test", os.fsdecode(b"lat\xe9n")])
+    assert status(single_command(command)) == 2
+    assert capsys.readouterr().err.startswith("error[HP412]: 'lat\\udce9n': its name is not UTF-8\n  next: ")
+
+
 def test_errors_and_statuses_pass_through_typer(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
