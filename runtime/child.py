@@ -7,7 +7,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from hetpipe_compiler.errors import HetpipeError
 from hetpipe_compiler.runtime.events import EventSender
@@ -31,7 +31,8 @@ def child_process(job: Job, name: str) -> Iterator[EventSender]:
         yield events
     except BaseException as error:
         trace = traceback.format_exc()
-        print(trace, file=sys.stderr, flush=True)
+        with suppress(OSError):  # a full disk has no room for the log; the launcher hears of it all the same
+            print(trace, file=sys.stderr, flush=True)
         events.send("failed", **_failure(error), traceback=trace)
         events.close()
         # Not sys.exit: threads inside Gloo may wait for a peer that is gone.

@@ -14,27 +14,35 @@ from pathlib import Path
 from rich.console import Console
 
 from hetpipe_compiler.errors import RunError
+from hetpipe_compiler.files import write_text
 from hetpipe_compiler.frontend.load import LoadedWorkload
 from hetpipe_compiler.ir.plan import Plan
 from hetpipe_compiler.runtime.job import Job
 from hetpipe_compiler.runtime.preflight import check_plan_folder
 from hetpipe_compiler.runtime.prepared import Prepared, open_plan
-from hetpipe_compiler.runtime.run_options import RunOptions, choose_backend, make_run_folder, say
+from hetpipe_compiler.runtime.run_options import RunOptions, choose_backend, make_run_folder, nothing_half_made, say
 
 DEFAULT_STEPS = 100
 
 
 def launch(options: RunOptions, console: Console | None = None) -> int:
-    """Train, or evaluate. Returns the exit status: 0, or 130 after Ctrl-C (when training, with the weights saved).
+    """Train, or evaluate. Returns the exit status: 0, or 130 after Ctrl-C while training, with the weights saved.
 
     Raises:
         HetpipeError: whatever keeps the run from starting or ends it.
+        KeyboardInterrupt: Ctrl-C where there is nothing to save: the run folder is then as it was.
     """
     console = console or Console(stderr=True)
-    if options.evaluate is not None:
-        from hetpipe_compiler.runtime.run_evaluation import prepare_evaluation, run_evaluation
+    with nothing_half_made(options.run):
+        if options.evaluate is not None:
+            from hetpipe_compiler.runtime.run_evaluation import prepare_evaluation, run_evaluation
 
-        return 0 if run_evaluation(prepare_evaluation(options, console), port=options.port) else 130
+            run_evaluation(prepare_evaluation(options, console), port=options.port)
+            return 0
+        return _train(options, console)
+
+
+def _train(options: RunOptions, console: Console) -> int:
     prepared = prepare(options, console)
     if options.interpret:
         from hetpipe_compiler.runtime.run_interpreted import run_interpreted as train
@@ -137,6 +145,6 @@ def _evaluate(prepared: Prepared) -> None:
     if numbers is None:
         return
     text = json.dumps({name: finite(value) for name, value in numbers.items()}, indent=1)
-    (prepared.run / "evaluation.json").write_text(text + "\n", encoding="utf-8")
+    write_text(prepared.run / "evaluation.json", text + "\n")
     for name, value in numbers.items():
         say(prepared.console, f"{name} {value:.6g}")

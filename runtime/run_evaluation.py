@@ -74,12 +74,13 @@ def prepare_evaluation(options: RunOptions, console: Console) -> Prepared:
     return Prepared(plan, loaded, job, options.run, console)
 
 
-def run_evaluation(prepared: Prepared, *, port: int | None = None) -> bool:
-    """Evaluate, print the result and write it; False when Ctrl-C (or SIGTERM) ended it.
+def run_evaluation(prepared: Prepared, *, port: int | None = None) -> None:
+    """Evaluate, print the result and write it.
 
     Raises:
         RunError: HP515 all batches are empty; HP553 the port is in use; HP560-HP562 a process failed, or nothing goes
             on.
+        KeyboardInterrupt: Ctrl-C (or SIGTERM) ended it.
     """
     job, run = prepared.job, prepared.run
     vw = job.evaluates or 0
@@ -87,14 +88,10 @@ def run_evaluation(prepared: Prepared, *, port: int | None = None) -> bool:
     store = open_store(port)
     progress = EvaluationProgress(job.minibatches, stages, prepared.console)
 
-    try:
-        with interrupts(), progress, RunProcesses(run, job, store, progress.on_event) as children:
-            children.start_stages(vw, stages, "evaluation_worker")
-            states = children.supervisor.states
-            children.supervisor.wait_until(lambda: all(s.finished for s in states.values()))
-    except KeyboardInterrupt:
-        say(prepared.console, "interrupted: nothing was evaluated to the end")
-        return False
+    with interrupts(), progress, RunProcesses(run, job, store, progress.on_event) as children:
+        children.start_stages(vw, stages, "evaluation_worker")
+        states = children.supervisor.states
+        children.supervisor.wait_until(lambda: all(s.finished for s in states.values()))
     found = progress.result()
     assert found.minibatches == job.minibatches, "a minibatch has no loss"
     if not found.samples:
@@ -106,4 +103,3 @@ def run_evaluation(prepared: Prepared, *, port: int | None = None) -> bool:
         f"loss {found.loss:.6g} over {counted(found.samples, 'sample')} in {counted(found.minibatches, 'minibatch')},"
         f" {rate(found.samples_per_s)} samples/s",
     )
-    return True

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -80,7 +83,8 @@ def check_run_folder(run: Path) -> None:
 
 
 def make_run_folder(run: Path) -> None:
-    """Make it; raises `RunError` HP554."""
+    """Make it; raises `RunError` HP554, or HP550 when another run has just begun there."""
+    check_run_folder(run)
     try:
         run.mkdir(parents=True, exist_ok=True)
         probe = run / f".{FILE_NAME}.probe"
@@ -93,6 +97,39 @@ def make_run_folder(run: Path) -> None:
             where=str(run),
             hint="choose an -o where you may write and there is room",
         ) from None
+
+
+@contextmanager
+def nothing_half_made(run: Path) -> Iterator[None]:
+    """Around all that makes and fills a run folder: Ctrl-C, or an error before any process ran, leaves it as it was.
+
+    What is worth keeping is kept: weights, and after an error the log.
+    """
+    was_there = run.is_dir()
+    was_in_use = run.exists() and (not was_there or any(run.iterdir()))
+    try:
+        yield
+    except BaseException as error:
+        in_use = was_in_use or (isinstance(error, RunError) and error.code == "HP550")
+        if not in_use and not _worth_keeping(run, error):
+            _clear(run, keep_folder=was_there)
+        raise
+
+
+def _worth_keeping(run: Path, error: BaseException) -> bool:
+    if any(run.glob("weights*.safetensors")):
+        return True
+    log = run / "events.jsonl"
+    something_ran = (run / "logs").exists() or (log.exists() and log.stat().st_size > 0)
+    return something_ran and not isinstance(error, KeyboardInterrupt)
+
+
+def _clear(run: Path, *, keep_folder: bool) -> None:
+    with suppress(OSError):
+        for path in run.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if not keep_folder:
+            run.rmdir()
 
 
 def choose_backend(options: RunOptions, stages: int, console: Console) -> Literal["cpu", "cuda"]:

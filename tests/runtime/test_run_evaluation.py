@@ -10,7 +10,6 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import evaluated_model
@@ -108,27 +107,26 @@ def test_what_a_stage_raises_is_told_with_the_models_line(
     assert not (tmp_path / "run" / "evaluation.json").exists()
 
 
-def test_ctrl_c_ends_every_process(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_ends_every_process_and_leaves_nothing(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("EVALUATION_TROUBLE", "slow")
-    run = tmp_path / "run"
+    log = tmp_path / "run" / "events.jsonl"
+    pids = []
 
-    def interrupt(going: Callable[[], bool]) -> None:
+    def interrupt() -> None:
         deadline = time.monotonic() + 300
-        while not going() and time.monotonic() < deadline:
+        while not (log.exists() and '"loss"' in log.read_text()) and time.monotonic() < deadline:
             time.sleep(0.05)
+        events = map(json.loads, log.read_text().splitlines())
+        pids.extend(event["pid"] for event in events if event["kind"] == "started")
         os.kill(os.getpid(), signal.SIGINT)
 
-    def going() -> bool:
-        return (run / "events.jsonl").exists() and '"loss"' in (run / "events.jsonl").read_text()
-
-    thread = threading.Thread(target=interrupt, args=(going,))
+    thread = threading.Thread(target=interrupt)
     thread.start()
-    status, printed = evaluate(trained, run)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(trained, tmp_path / "run")
     thread.join()
-    assert status == 130
-    assert printed.splitlines()[-1] == "interrupted: nothing was evaluated to the end"
-    assert not (run / "evaluation.json").exists()
-    events = list(map(json.loads, (run / "events.jsonl").read_text().splitlines()))
-    pids = [event["pid"] for event in events if event["kind"] == "started"]
     assert len(pids) == 3
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    assert not list(tmp_path.iterdir())
