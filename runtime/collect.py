@@ -52,7 +52,7 @@ def whole_model(plan: Plan, initial: Mapping[str, Tensor], snapshots: list[Snaps
     """Trained parameters and merged buffers by the plan's names; what was not trained keeps its initial value.
 
     Args:
-        initial: All parameters and buffers as training started.
+        initial: Untrained parameters and all buffers as training started.
         snapshots: Of all servers: header and tensors, see `ServerLoop`.
 
     Raises:
@@ -78,9 +78,7 @@ class WaveSaver:
     disk is, one set at most is in this process.
     """
 
-    def __init__(
-        self, plan: Plan, initial: Callable[[], Mapping[str, Tensor]], run: Path, on_saved: Callable[[str], None]
-    ) -> None:
+    def __init__(self, plan: Plan, initial: Mapping[str, Tensor], run: Path, on_saved: Callable[[str], None]) -> None:
         self._plan, self._initial, self._run = plan, initial, run
         self._on_saved = on_saved
         self._kept_by: dict[int, set[str]] = {}
@@ -96,7 +94,7 @@ class WaveSaver:
             return
         del self._kept_by[clock]
         values = whole_model(
-            self._plan, self._initial(), [request(endpoint, "take", clock=clock) for endpoint in endpoints.values()]
+            self._plan, self._initial, [request(endpoint, "take", clock=clock) for endpoint in endpoints.values()]
         )
         path = self._run / f"weights-wave{clock}.safetensors"
         checkpoint.save(path, checkpoint.state_dict(self._plan, values), clock=clock)

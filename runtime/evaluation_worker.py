@@ -40,7 +40,7 @@ class EvaluationWorker(StageProcess):
         """Run all minibatches forward."""
         self.activity.begin("loading the stage")
         stage, batches = self._load_stage(), self._batches(loaded)
-        self.events.send("ready")
+        self.ready()
         self.activity.start_counting()
         stages = len(self.worker.stages)
         for instruction in self.instructions(forward_only_programs(stages)):

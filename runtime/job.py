@@ -7,6 +7,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from hetpipe_compiler.errors import ArtifactError
+from hetpipe_compiler.files import write_text
+from hetpipe_compiler.ir.plan import Plan
+
 FILE_NAME = "run.json"
 
 
@@ -15,7 +19,7 @@ class Job(BaseModel):
 
     Attributes:
         evaluates: The virtual worker that evaluates; None: all train.
-        plan: The plan folder; ``computes``: `Plan.computes` of the plan in it.
+        plan: The plan folder; ``computes``, ``fingerprint``: the `Plan` methods' answers for the plan in it.
         minibatches: Per virtual worker, the same for all.
         shard_lengths: Batches in each virtual worker's shard; None without ``data`` in the workload.
         threads: Compute threads of each process.
@@ -34,6 +38,7 @@ class Job(BaseModel):
     evaluates: int | None = None
     plan: Path
     computes: str = ""
+    fingerprint: str = ""
     minibatches: int
     shard_lengths: tuple[int, ...] | None
     seed: int
@@ -50,13 +55,29 @@ class Job(BaseModel):
     events: str = ""
 
     def save(self, run: Path) -> None:
-        """Write it into the run folder."""
-        (run / FILE_NAME).write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        """Write it into the run folder. Raises `ArtifactError` HP411."""
+        write_text(run / FILE_NAME, self.model_dump_json(indent=1) + "\n")
 
     @classmethod
     def load(cls, run: Path) -> Job:
         """Read it from the run folder."""
         return cls.model_validate_json((run / FILE_NAME).read_text(encoding="utf-8"))
+
+    def load_plan(self) -> Plan:
+        """The plan of the run, for its processes.
+
+        Raises:
+            ArtifactError: HP401-HP405 see `Plan.load`; HP406 the folder has another plan than when the run began.
+        """
+        plan = Plan.load(self.plan)
+        if plan.fingerprint() != self.fingerprint:
+            raise ArtifactError(
+                "HP406",
+                "holds another plan now than when the run began",
+                where=str(self.plan),
+                hint="start the run again; compile into another folder while a run is starting",
+            )
+        return plan
 
 
 def worker_name(vw: int, stage: int) -> str:

@@ -79,6 +79,7 @@ def prepare(options: RunOptions, console: Console) -> Prepared:
     job = Job(
         plan=options.plan.resolve(),
         computes=plan.computes(),
+        fingerprint=plan.fingerprint(),
         minibatches=minibatches,
         shard_lengths=lengths,
         seed=seed,

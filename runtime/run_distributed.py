@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,17 @@ from hetpipe_compiler.runtime.collect import ANSWER_S, WaveSaver, request, whole
 from hetpipe_compiler.runtime.events import Event
 from hetpipe_compiler.runtime.initial import load_weights
 from hetpipe_compiler.runtime.job import server_name
-from hetpipe_compiler.runtime.placement import server_nodes
+from hetpipe_compiler.runtime.placement import parameter_nodes, server_nodes
 from hetpipe_compiler.runtime.prepared import Prepared
 from hetpipe_compiler.runtime.progress import Progress
-from hetpipe_compiler.runtime.run_processes import RunProcesses, interrupts, open_store
+from hetpipe_compiler.runtime.run_processes import RunProcesses, open_store
 
 _SERVERS_KEY = "servers"
 _STOP_S = 10.0
 
 
 def run_distributed(prepared: Prepared, *, port: int | None = None) -> bool:
-    """Train to the end and save the weights; False when Ctrl-C (or SIGTERM) ended it, with the weights so far saved.
+    """Train to the end and save the weights; False when Ctrl-C ended it, with the weights so far saved.
 
     They are saved where a worker failed, too.
 
@@ -40,7 +39,7 @@ def run_distributed(prepared: Prepared, *, port: int | None = None) -> bool:
         prepared.console,
         processes=sum(stages) + len(server_nodes(prepared.plan)),
     )
-    with interrupts(), progress:
+    with progress:
         return _Training(prepared, progress).go(store)
 
 
@@ -50,7 +49,10 @@ class _Training:
     def __init__(self, prepared: Prepared, progress: Progress) -> None:
         self._plan, self._run, self._job = prepared.plan, prepared.run, prepared.job
         self._progress = progress
-        self._initial = cache(lambda: load_weights(self._plan, self._job.weights))
+        # Now: when the run ends, the plan folder may be another one.
+        trained = parameter_nodes(self._plan)
+        untrained = [t.name for t in (*self._plan.parameters, *self._plan.buffers) if t.name not in trained]
+        self._initial = load_weights(self._plan, self._job.weights, untrained)
         nodes = server_nodes(self._plan)
         self._servers = {server_name(node): node for node in nodes}
         self._saver = WaveSaver(self._plan, self._initial, self._run, progress.note)
@@ -93,7 +95,7 @@ class _Training:
     def _save(self, path: Path, endpoints: Mapping[str, str], timeout_s: float = ANSWER_S) -> None:
         """Ask all servers for what they hold and write the whole model."""
         snapshots = [request(endpoint, "snapshot", timeout_s=timeout_s) for endpoint in endpoints.values()]
-        values = whole_model(self._plan, self._initial(), snapshots)
+        values = whole_model(self._plan, self._initial, snapshots)
         clock = min((header["clock"] for header, _ in snapshots), default=0)
         checkpoint.save(path, checkpoint.state_dict(self._plan, values), clock=clock)
         self._progress.note(f"saved {path}")

@@ -22,7 +22,7 @@ from hetpipe_compiler.runtime.preflight import check_stages
 from hetpipe_compiler.runtime.prepared import Prepared, open_plan
 from hetpipe_compiler.runtime.progress import rate
 from hetpipe_compiler.runtime.run_options import RunOptions, choose_backend, make_run_folder, say
-from hetpipe_compiler.runtime.run_processes import RunProcesses, interrupts, open_store
+from hetpipe_compiler.runtime.run_processes import RunProcesses, open_store
 from hetpipe_compiler.runtime.trained import check_trained, unsaved_buffers
 
 RESULT_FILE = "evaluation.json"
@@ -58,6 +58,7 @@ def prepare_evaluation(options: RunOptions, console: Console) -> Prepared:
         evaluates=vw,
         plan=options.plan.resolve(),
         computes=plan.computes(),
+        fingerprint=plan.fingerprint(),
         minibatches=minibatches,
         shard_lengths=None,
         seed=seed,
@@ -80,7 +81,7 @@ def run_evaluation(prepared: Prepared, *, port: int | None = None) -> None:
     Raises:
         RunError: HP515 all batches are empty; HP553 the port is in use; HP560-HP562 a process failed, or nothing goes
             on.
-        KeyboardInterrupt: Ctrl-C (or SIGTERM) ended it.
+        KeyboardInterrupt: Ctrl-C ended it.
     """
     job, run = prepared.job, prepared.run
     vw = job.evaluates or 0
@@ -88,7 +89,7 @@ def run_evaluation(prepared: Prepared, *, port: int | None = None) -> None:
     store = open_store(port)
     progress = EvaluationProgress(job.minibatches, stages, prepared.console)
 
-    with interrupts(), progress, RunProcesses(run, job, store, progress.on_event) as children:
+    with progress, RunProcesses(run, job, store, progress.on_event) as children:
         children.start_stages(vw, stages, "evaluation_worker")
         states = children.supervisor.states
         children.supervisor.wait_until(lambda: all(s.finished for s in states.values()))

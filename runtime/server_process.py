@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 import zmq
 
 from hetpipe_compiler.errors import RunError
-from hetpipe_compiler.ir.plan import Plan
 from hetpipe_compiler.runtime.child import child_process
 from hetpipe_compiler.runtime.events import EventSender, StatusThread
 from hetpipe_compiler.runtime.initial import load_weights
@@ -214,8 +213,8 @@ class ServerLoop:
 def serve(run: Path, node: str) -> None:
     """Be the server of ``node`` in the run of ``run``."""
     job = Job.load(run)
-    plan = Plan.load(job.plan)
     with child_process(job, server_name(node)) as events:
+        plan = job.load_plan()
         names = [name for name, at in parameter_nodes(plan).items() if at == node]
         n = len(plan.virtual_workers)
         # Not bound to a name here: the shard alone decides how long it keeps the initial weights.

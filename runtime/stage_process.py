@@ -84,6 +84,11 @@ class StageProcess(ABC):
         dist.destroy_process_group()
         status.stop()
 
+    def ready(self) -> None:
+        """Tell the launcher that everything is loaded, and was of one plan: it may be compiled again from here on."""
+        self.job.load_plan()
+        self.events.send("ready")
+
     def instructions(self, programs: Sequence[StageProgram]) -> Iterator[Instruction]:
         """The stage's own, messages included, from the programs of its virtual worker; `Activity` is told of each."""
         costs = PipelineCosts.of_plan(self.worker, self.cluster)
@@ -154,4 +159,4 @@ def stage_main(process: type[StageProcess]) -> None:
     arguments = parser.parse_args()
     job = Job.load(arguments.run)
     with child_process(job, worker_name(arguments.vw, arguments.stage)) as events:
-        process(job, Plan.load(job.plan), arguments.vw, arguments.stage, events).run()
+        process(job, job.load_plan(), arguments.vw, arguments.stage, events).run()

@@ -44,7 +44,7 @@ class Worker(StageProcess):
         link = self._link()
         self.activity.begin("loading the stage")
         engine = self._engine(loaded, mailbox, link)
-        self.events.send("ready")
+        self.ready()
         self.activity.start_counting()
         for instruction in self.instructions(load_schedule(self.plan, self.job.plan).programs[self.vw]):
             clock = self._clock_of(instruction)

@@ -228,8 +228,11 @@ class Plan(_Model):
 
     def to_json(self) -> str:
         """Stable text: the same plan gives the same bytes."""
-        digest = _digest(json.loads(self.model_dump_json()))
-        return self.model_copy(update={"digest": digest}).model_dump_json(indent=1) + "\n"
+        return self.model_copy(update={"digest": self.fingerprint()}).model_dump_json(indent=1) + "\n"
+
+    def fingerprint(self) -> str:
+        """Digest of everything in it."""
+        return _digest(json.loads(self.model_dump_json()))
 
     def computes(self) -> str:
         """Digest of what each device computes: times measured with one plan are those of every plan with the same."""

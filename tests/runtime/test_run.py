@@ -171,6 +171,30 @@ def test_the_users_model_is_evaluated_with_the_trained_weights(trained: Trained)
     assert said == {"norm": pytest.approx(sum(float(p.detach().norm()) for p in model.parameters()))}
 
 
+def test_a_run_needs_its_plan_folder_only_to_start(tmp_path: Path) -> None:
+    plan = tmp_path / "plan"
+    gone = f"i == 5 and __import__('shutil').rmtree({str(plan)!r}, ignore_errors=True)"
+    write_runnable(plan, Network(norm=True), cuts=((2,),), in_flight=((2, 1),), trouble=gone)
+    result = hetpipe_run(plan, tmp_path / "run", "--epochs", "1", timeout=300)
+    assert result.returncode == 0, result.stderr
+    assert not plan.exists()
+    assert len(load_file(tmp_path / "run" / "weights.safetensors")) > 0
+    assert (tmp_path / "run" / "evaluation.json").exists()
+
+
+def test_a_plan_that_is_compiled_again_while_a_run_starts_ends_it(tmp_path: Path) -> None:
+    plan, other = tmp_path / "plan", tmp_path / "other"
+    write_runnable(plan, **SMALL | {"batches": 4})
+    write_runnable(other, **SMALL | {"batches": 4}, staleness=0)
+    text = (plan / "model.py").read_text()
+    swap = f"if 'HETPIPE_LAUNCHER' in os.environ: os.replace({str(other / 'plan.json')!r}, {str(plan / 'plan.json')!r})"
+    (plan / "model.py").write_text(f"import os, contextlib\nwith contextlib.suppress(OSError):\n    {swap}\n{text}")
+    result = hetpipe_run(plan, tmp_path / "run", "--epochs", "1", timeout=300)
+    assert result.returncode == 2
+    assert f"HP406: {plan}: holds another plan now than when the run began" in result.stderr
+    assert "next: start the run again" in result.stderr
+
+
 def test_a_free_running_run_without_saved_weights_trains_too(tmp_path: Path) -> None:
     """The launcher makes the weights; tied ones are saved under both names; an emulated cluster keeps its times."""
     plan = write_runnable(tmp_path / "plan", cuts=((3,),), in_flight=((2, 1),), batches=6, weights=False, emulate=10.0)
