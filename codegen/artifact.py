@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import fx
 
@@ -90,11 +91,18 @@ def _write(
     (folder / "schedule.csv").write_text(schedule.to_csv(), encoding="utf-8")
     cluster = Cluster.from_dict(plan.cluster)
     (folder / "graph.json").write_text(graph_text(graph_nodes(captured, costs, cluster, root)), encoding="utf-8")
-    save_file(_apart(captured.constant_values), folder / "constants.safetensors")
+    _save(_apart(captured.constant_values), folder / "constants.safetensors")
     if weights is not None:
-        save_file(dict(weights), folder / "weights.safetensors")
+        _save(dict(weights), folder / "weights.safetensors")
     assert plan.workload is not None
     shutil.copyfile(loaded.path, folder / plan.workload.path)
+
+
+def _save(values: dict[str, torch.Tensor], path: Path) -> None:
+    try:
+        save_file(values, path)
+    except SafetensorError as error:  # so it calls a full disk
+        raise OSError(str(error)) from error
 
 
 def graph_nodes(

@@ -38,7 +38,8 @@ def new_file(path: Path) -> Iterator[Path]:
     """
     check_file(path)
     special, target = _is_special(path), Path(os.path.realpath(path))
-    new = path if special else target.with_name(f".{target.name}.new")
+    # Names may have 255 bytes; a letter has up to four. Two processes may write the same file at once.
+    new = path if special else target.with_name(f".{target.name[:40]}.{os.getpid()}.new")
     try:
         yield new
         if not special:

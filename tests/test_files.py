@@ -35,6 +35,11 @@ def test_what_cannot_be_written_is_told_early(
     assert caught.value.hint
 
 
+def test_a_long_name_can_be_written(tmp_path: Path) -> None:
+    write_text(tmp_path / ("中" * 85), "text")
+    assert [(len(p.name.encode()), p.read_text()) for p in tmp_path.iterdir()] == [(255, "text")]
+
+
 def test_a_link_stays_and_what_it_leads_to_is_written(tmp_path: Path) -> None:
     (tmp_path / "far").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "far" / "file")

@@ -7,7 +7,7 @@ nothing                                         0
 a wrong option (typer's usage errors)           2            usage
 `HetpipeError`                                  2            one error: code, place, amount, next step
 ``sys.exit`` and the like in a user's function  2            the same: HP127
-Ctrl-C                                          130          interrupted
+Ctrl-C, SIGTERM, a terminal that is closed      130          interrupted
 nobody reads what is printed (``| head``)       141
 no room for what is printed (a full disk)       2            one error: HP444
 a file that the system refuses (`_REFUSALS`)    2            one error: HP412
@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     import typer
 
+from hetpipe_compiler.cli.interrupts import interrupts
 from hetpipe_compiler.errors import ArtifactError, HetpipeError, WorkloadError
 from hetpipe_compiler.user_code import told, user_place
 
@@ -76,7 +77,7 @@ def run_app(app: Callable[[], Any]) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that has no such letter shows ? and the command goes on
             stream.reconfigure(errors="replace")
-    with _statuses():
+    with interrupts(), _statuses():
         app()
     raise SystemExit(0)
 

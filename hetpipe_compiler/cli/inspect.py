@@ -65,6 +65,9 @@ def inspect(
     if write_profiles and not compare:
         raise typer.BadParameter("--write-profiles needs the times of a run: --compare RUN")
     plan = Plan.load(folder)
+    for path in (dot, *pictures.values(), timeline, onnx):
+        if path is not None:
+            check_file(path)  # all of them before the first is written
     if vw is not None:
         plan.worker(vw)  # refuse a wrong number before anything is written
     if as_json:
@@ -130,8 +133,6 @@ def _write_pictures(
     from hetpipe_compiler.codegen.graph_file import load_graph
     from hetpipe_compiler.codegen.graphviz import draw, plan_dot
 
-    for picture in pictures.values():
-        check_file(picture)
     text = plan_dot(plan, load_graph(folder), vw=vw, ops=ops)
     source = dot or next(iter(pictures.values())).with_suffix(".dot")
     for picture in pictures.values():
@@ -159,7 +160,6 @@ def _write_onnx(plan: Plan, folder: Path, path: Path, vw: int | None) -> None:
     from hetpipe_compiler.codegen.graph_file import load_graph
     from hetpipe_compiler.codegen.onnx import write_onnx
 
-    check_file(path)
     graph = load_graph(folder)
     with Console(stderr=True).status("exporting (minutes for large models)"):
         write_onnx(plan, folder, graph, path, vw=vw)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hetpipe_compiler.cli.boundary import run_app, single_command
+from hetpipe_compiler.files import check_file
 
 if TYPE_CHECKING:
     from hetpipe_compiler.ir.profile_file import Profile
@@ -78,6 +79,7 @@ def _profile(
         from hetpipe_compiler.profiling.run_profile import ProfileOptions, calls_of, profile_calls, usable_device
 
         usable_device(how[0])
+        check_file(out)
         status.update("capture")
         path = model or Path(calibration_model.__file__)
         costs, calls = calls_of(load_workload(path, parse_settings(settings)), opaque)

@@ -78,6 +78,12 @@ def test_a_picture_without_graphviz_leaves_the_dot(
     assert (folder / "p.dot").is_file()
 
 
+def test_no_file_is_written_where_another_cannot_be(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(folder, "--dot", folder / "first.dot", "--timeline", folder / "none" / "t.json") == 2
+    assert "error[HP411]" in capsys.readouterr().err
+    assert not (folder / "first.dot").exists()
+
+
 def test_onnx_of_a_profiled_plan_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(folder, "--onnx", folder / "m.onnx") == 2
     assert "error[HP445]" in capsys.readouterr().err

@@ -51,6 +51,11 @@ def test_it_writes_a_profile(tmp_path, capsys):
     assert "written" in capsys.readouterr().err
 
 
+def test_a_profile_that_cannot_be_written_is_told_before_the_model_is_loaded(tmp_path, capsys):
+    assert run(tmp_path / "none.py", "--kind", "cpu", "-o", tmp_path / "none" / "p.json") == 2
+    assert capsys.readouterr().err.startswith(f"error[HP411]: {tmp_path}/none/p.json: ")
+
+
 def test_what_is_kept_whole_is_not_measured(tmp_path, capsys):
     model, out = tmp_path / "model.py", tmp_path / "p.json"
     model.write_text(BRANCHES)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from kinds import MODELS, chained, cluster_of, compile_kind, eager
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from hetpipe_compiler.codegen import artifact
@@ -127,6 +128,8 @@ def test_a_step_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: py
     before = {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
     def fails(*_: object, **__: object) -> None:
+        if step == "save_file":
+            raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(artifact, step, fails)

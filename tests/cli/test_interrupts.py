@@ -1,4 +1,4 @@
-"""What signals do to the launcher. Whole runs: test_run.py."""
+"""Which signals end a command. Whole runs: test_run.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hetpipe_compiler.runtime.run_processes import interrupts
+from hetpipe_compiler.cli.interrupts import interrupts
 
 
 @pytest.fixture(autouse=True)
