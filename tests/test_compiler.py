@@ -24,7 +24,7 @@ MODEL = {"name": "BranchyDAG"}
 def test_a_plan_and_the_time_of_each_step(tmp_path: Path) -> None:
     result = compile(MODELS, CLUSTER, tmp_path / "out", settings=MODEL)
     assert Plan.load(tmp_path / "out") == result.plan
-    assert set(result.seconds) == {*PASSES, "capture", "weights", "codegen"}
+    assert set(result.seconds) == {"load", "capture", *PASSES, "weights", "codegen"}
     assert result.plan.name == "models", "called after the file, or after its folder if it is model.py"
     assert result.plan.workload is not None
     assert result.plan.workload.settings == MODEL
