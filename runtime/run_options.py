@@ -15,6 +15,9 @@ from hetpipe_compiler.codegen.quantities import counted
 from hetpipe_compiler.errors import RunError
 from hetpipe_compiler.runtime.job import FILE_NAME
 
+#: Run folders that this process has found free and made: what lies in any other is another run's.
+_own_folders: set[Path] = set()
+
 
 @dataclass(frozen=True)
 class RunOptions:
@@ -85,6 +88,7 @@ def check_run_folder(run: Path) -> None:
 def make_run_folder(run: Path) -> None:
     """Make it; raises `RunError` HP554, or HP550 when another run has just begun there."""
     check_run_folder(run)
+    _own_folders.add(run)
     try:
         run.mkdir(parents=True, exist_ok=True)
         probe = run / f".{FILE_NAME}.probe"
@@ -106,14 +110,14 @@ def nothing_half_made(run: Path) -> Iterator[None]:
     What is worth keeping is kept: weights, and after an error the log.
     """
     was_there = run.is_dir()
-    was_in_use = run.exists() and (not was_there or any(run.iterdir()))
     try:
         yield
     except BaseException as error:
-        in_use = was_in_use or (isinstance(error, RunError) and error.code == "HP550")
-        if not in_use and not _worth_keeping(run, error):
+        if run in _own_folders and not _worth_keeping(run, error):
             _clear(run, keep_folder=was_there)
         raise
+    finally:
+        _own_folders.discard(run)
 
 
 def _worth_keeping(run: Path, error: BaseException) -> bool:

@@ -68,3 +68,17 @@ def test_what_is_in_use_is_left_alone(tmp_path: Path) -> None:
         begins_a_moment_later()
     assert (mine / "notes").exists()
     assert (other / "run.json").exists()
+
+
+def test_a_run_that_ends_before_it_makes_its_folder_leaves_what_another_made_meanwhile(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+
+    def is_interrupted() -> None:
+        with nothing_half_made(run):
+            run.mkdir()
+            (run / "run.json").write_text("another's")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        is_interrupted()
+    assert (run / "run.json").read_text() == "another's"
